@@ -39,6 +39,20 @@ const ALL: Quota = Quota { requests: 256, streams: 1024, bytes: 24 << 20 };
 /// Of one pod: two large objects at a time.
 const ONE_POD: Quota = Quota { requests: 32, streams: 128, bytes: 8 << 20 };
 
+/// Limits of a listener.
+#[derive(Clone, Copy, Debug)]
+struct Quotas {
+    all: Quota,
+    one: Quota,
+}
+
+const AUTHENTICATED: Quotas = Quotas { all: ALL, one: ONE_POD };
+/// Health, version and refusals are all that a client without credentials gets.
+const ANONYMOUS: Quotas = Quotas {
+    all: Quota { requests: 64, streams: 16, bytes: 4 << 20 },
+    one: Quota { requests: 8, streams: 2, bytes: 1 << 20 },
+};
+
 /// Which limit a request counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestClass {
@@ -72,9 +86,10 @@ impl Quota {
     }
 }
 
-/// The requests in progress of one listener.
+/// The requests in progress of one listener, either those with or those without credentials.
 #[derive(Clone, Debug)]
 pub(crate) struct InFlight {
+    quotas: Quotas,
     counts: Arc<Mutex<Counts>>,
     /// Held while a large body is processed.
     large: Arc<Semaphore>,
@@ -95,7 +110,17 @@ pub(crate) struct PeerShare {
 
 impl InFlight {
     pub(crate) fn new() -> Self {
-        Self { counts: Arc::default(), large: Arc::new(Semaphore::new(1)) }
+        Self::with(AUTHENTICATED)
+    }
+
+    /// Requests of clients without credentials: apart from the others, or a user of this machine
+    /// could shut out its owner, who has the same address.
+    pub(crate) fn anonymous() -> Self {
+        Self::with(ANONYMOUS)
+    }
+
+    fn with(quotas: Quotas) -> Self {
+        Self { quotas, counts: Arc::default(), large: Arc::new(Semaphore::new(1)) }
     }
 
     pub(crate) fn of(&self, peer: IpAddr) -> PeerShare {
@@ -106,16 +131,17 @@ impl InFlight {
 impl PeerShare {
     /// All clients on this machine share one address, so it has no share of its own.
     fn quota(&self) -> Quota {
-        if self.peer.is_loopback() { ALL } else { ONE_POD }
+        let Quotas { all, one } = self.in_flight.quotas;
+        if self.peer.is_loopback() { all } else { one }
     }
 
     /// Counts a request until the result is dropped.
     pub(crate) fn begin(&self, class: RequestClass) -> Result<RequestPermit, ApiError> {
-        let quota = self.quota();
+        let (all, quota) = (self.in_flight.quotas.all, self.quota());
         let mut counts = self.in_flight.counts.lock();
         let counts = &mut *counts;
         let mut of_peer = counts.by_peer.get(&self.peer).copied().unwrap_or_default();
-        if *counts.all.count(class) >= ALL.count(class)
+        if *counts.all.count(class) >= all.count(class)
             || *of_peer.count(class) >= quota.count(class)
         {
             return Err(ApiError::too_many_requests());
@@ -142,11 +168,11 @@ struct Held {
 impl RequestPermit {
     /// Counts bytes that the request needs now, unless they exceed a quota.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<(), ApiError> {
-        let quota = self.0.share.quota();
+        let (all, quota) = (self.0.share.in_flight.quotas.all, self.0.share.quota());
         let mut counts = self.0.share.in_flight.counts.lock();
         let counts = &mut *counts;
         let of_peer = counts.by_peer.entry(self.0.share.peer).or_default();
-        if counts.all.bytes + bytes > ALL.bytes || of_peer.bytes + bytes > quota.bytes {
+        if counts.all.bytes + bytes > all.bytes || of_peer.bytes + bytes > quota.bytes {
             return Err(ApiError::too_many_requests());
         }
         counts.all.bytes += bytes;
@@ -170,14 +196,14 @@ impl RequestPermit {
     /// Whether a response of this size may be sent now. A response that is larger than the quota is
     /// sent if the peer has no other.
     pub(crate) fn may_send(&self, bytes: usize) -> bool {
-        let quota = self.0.share.quota();
+        let (all, quota) = (self.0.share.in_flight.quotas.all, self.0.share.quota());
         let counts = self.0.share.in_flight.counts.lock();
         let own = *self.0.bytes.lock();
         let others = |in_use: &InUse| in_use.bytes.saturating_sub(own);
         let fits = |in_use: &InUse, limit: usize| {
             others(in_use) == 0 || others(in_use).saturating_add(bytes) <= limit
         };
-        fits(&counts.all, ALL.bytes)
+        fits(&counts.all, all.bytes)
             && counts.by_peer.get(&self.0.share.peer).is_none_or(|peer| fits(peer, quota.bytes))
     }
 
@@ -276,6 +302,17 @@ mod tests {
             "addresses without requests are dropped"
         );
         assert_eq!(in_flight.counts.lock().all, InUse::default());
+    }
+
+    #[test]
+    fn requests_without_credentials_leave_the_owner_of_the_machine_its_own() {
+        let (in_flight, anonymous) = (InFlight::new(), InFlight::anonymous());
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let stranger = anonymous.of(loopback);
+        let held: Vec<_> =
+            std::iter::from_fn(|| stranger.begin(RequestClass::Short).ok()).collect();
+        assert_eq!(held.len(), ANONYMOUS.all.requests);
+        in_flight.of(loopback).begin(RequestClass::Short).unwrap();
     }
 
     #[test]

@@ -62,6 +62,13 @@ impl Peers {
     }
 }
 
+/// The shares of one client address.
+#[derive(Clone, Debug)]
+struct Shares {
+    own: PeerShare,
+    anonymous: PeerShare,
+}
+
 impl ApiServer {
     /// Serves connections until `stop`, then gives open requests a short time to finish.
     pub async fn serve(
@@ -71,7 +78,7 @@ impl ApiServer {
         tls: Arc<ServerConfig>,
         stop: CancellationToken,
     ) {
-        let in_flight = InFlight::new();
+        let (in_flight, anonymous) = (InFlight::new(), InFlight::anonymous());
         let acceptor = TlsAcceptor::from(tls);
         let limiter = ConnectionLimiter::new(LIMITS);
         let tasks = TaskTracker::new();
@@ -97,9 +104,10 @@ impl ApiServer {
             };
             keep_alive(&stream);
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
-            let share = in_flight.of(permit.peer());
+            let peer = permit.peer();
+            let shares = Shares { own: in_flight.of(peer), anonymous: anonymous.of(peer) };
             tasks.spawn(async move {
-                serve_admitted(server, acceptor, stream, Arc::new(permit), share, stop).await;
+                serve_admitted(server, acceptor, stream, Arc::new(permit), shares, stop).await;
             });
         }
         tasks.close();
@@ -136,11 +144,11 @@ async fn serve_admitted(
     acceptor: TlsAcceptor,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     permit: Arc<ConnectionPermit>,
-    share: PeerShare,
+    shares: Shares,
     stop: CancellationToken,
 ) {
     tokio::select! {
-        () = serve_connection(server, acceptor, stream, permit.clone(), share, stop) => {}
+        () = serve_connection(server, acceptor, stream, permit.clone(), shares, stop) => {}
         () = permit.expired() => {}
     }
 }
@@ -151,7 +159,7 @@ async fn serve_connection(
     acceptor: TlsAcceptor,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     permit: Arc<ConnectionPermit>,
-    share: PeerShare,
+    shares: Shares,
     stop: CancellationToken,
 ) {
     // Port scans, connect-only health checks and clients that do not trust our certificate fail
@@ -163,9 +171,11 @@ async fn serve_connection(
     let router = server.router();
     let handler = move |request: Request<Incoming>| {
         let identity = server.authenticate(certificate.as_ref(), request.headers());
-        if identity.as_ref().is_some_and(|identity| identity.is_in(AUTHENTICATED)) {
+        let authenticated = identity.as_ref().is_some_and(|identity| identity.is_in(AUTHENTICATED));
+        if authenticated {
             permit.authenticated();
         }
+        let share = if authenticated { &shares.own } else { &shares.anonymous };
         let (router, share) = (router.clone(), share.clone());
         async move {
             let mut request = request.map(Body::new);
@@ -234,13 +244,15 @@ mod tests {
         let (client, peer_end) = duplex(64 * 1024);
         let limiter = ConnectionLimiter::new(LIMITS);
         let permit = Arc::new(limiter.try_admit(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
-        let share = InFlight::new().of(IpAddr::V4(Ipv4Addr::new(10, 213, 0, 2)));
+        let peer = IpAddr::V4(Ipv4Addr::new(10, 213, 0, 2));
+        let shares =
+            Shares { own: InFlight::new().of(peer), anonymous: InFlight::anonymous().of(peer) };
         let serving = tokio::spawn(serve_admitted(
             server,
             acceptor,
             peer_end,
             permit,
-            share,
+            shares,
             CancellationToken::new(),
         ));
         let mut roots = RootCertStore::empty();

@@ -14,7 +14,8 @@ use std::path::{Component, Path, PathBuf};
 /// Directories of system programs.
 pub const PROGRAM_DIRECTORIES: [&str; 6] =
     ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
-const WRITABLE_BY_OTHERS: u32 = 0o022;
+const GROUP_WRITE: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
 /// In a directory with this bit, other users cannot replace what they do not own.
 const STICKY: u32 = 0o1000;
 const EXECUTABLE: u32 = 0o111;
@@ -40,6 +41,17 @@ pub enum UntrustedPath {
 }
 
 impl UntrustedPath {
+    /// What another user can change.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Owner { path, .. }
+            | Self::Writable { path, .. }
+            | Self::NotExecutable { path }
+            | Self::Relative { path }
+            | Self::Inspect { path, .. } => path,
+        }
+    }
+
     fn is_not_found(&self) -> bool {
         let absent = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
         matches!(self, Self::Inspect { source, .. } if absent.contains(&source.kind()))
@@ -55,6 +67,10 @@ pub fn find_program<P: AsRef<Path>>(
     let mut untrusted = None;
     for directory in directories {
         let program = directory.as_ref().join(name);
+        // A directory that others can change does not matter while it has no such program.
+        if is_absent(&program) {
+            continue;
+        }
         match check_program(&program) {
             Ok(()) => return Ok(Some(program)),
             Err(error) if error.is_not_found() => {}
@@ -62,6 +78,11 @@ pub fn find_program<P: AsRef<Path>>(
         }
     }
     untrusted.map_or(Ok(None), Err)
+}
+
+fn is_absent(path: &Path) -> bool {
+    let found = std::fs::symlink_metadata(path);
+    path.is_absolute() && found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Checks that only root can change which program this path is.
@@ -76,10 +97,9 @@ pub fn check_program(program: &Path) -> Result<(), UntrustedPath> {
 /// Checks that only root can change what this directory contains.
 pub fn check_directory(directory: &Path) -> Result<(), UntrustedPath> {
     let (target, found) = check(directory)?;
-    let mode = found.mode() & 0o7777;
-    match mode & WRITABLE_BY_OTHERS {
-        0 => Ok(()),
-        _ => Err(UntrustedPath::Writable { path: target, mode }),
+    match is_writable_by_others(&found) {
+        false => Ok(()),
+        true => Err(UntrustedPath::Writable { path: target, mode: found.mode() & 0o7777 }),
     }
 }
 
@@ -156,10 +176,16 @@ fn inspect(path: &Path) -> Result<std::fs::Metadata, UntrustedPath> {
     let mode = found.mode() & 0o7777;
     // A link has no mode of its own.
     let protected = found.is_symlink() || (found.is_dir() && mode & STICKY != 0);
-    if mode & WRITABLE_BY_OTHERS != 0 && !protected {
+    if is_writable_by_others(&found) && !protected {
         return Err(UntrustedPath::Writable { path: path.to_owned(), mode });
     }
     Ok(found)
+}
+
+/// The group root has no other members than root.
+fn is_writable_by_others(found: &std::fs::Metadata) -> bool {
+    let others = if found.gid() == 0 { OTHERS_WRITE } else { GROUP_WRITE | OTHERS_WRITE };
+    found.mode() & others != 0
 }
 
 #[cfg(test)]
@@ -184,12 +210,14 @@ mod tests {
     fn program_that_others_can_write_is_passed_over() {
         let root = tempfile::tempdir().unwrap();
         let [first, second] = ["first", "second"].map(|name| root.path().join(name));
-        write(&first.join("ctr"), 0o775);
+        write(&first.join("ctr"), 0o757);
         let directories = || [Path::new("/absent"), &first, &second];
         let refused = find_program("ctr", directories()).unwrap_err().to_string();
-        assert!(refused.contains("first/ctr (mode 775). Fix: chmod go-w"), "{refused}");
+        assert!(refused.contains("first/ctr (mode 757). Fix: chmod go-w"), "{refused}");
         write(&second.join("ctr"), 0o755);
         assert_eq!(find_program("ctr", directories()).unwrap(), Some(second.join("ctr")));
+        assert!(find_program("absent", [&first, &second]).unwrap().is_none());
+        set(&first, 0o757);
         assert!(find_program("absent", [&first, &second]).unwrap().is_none());
         write(&second.join("data"), 0o644);
         let refused = find_program("data", [&second]).unwrap_err().to_string();
@@ -209,7 +237,11 @@ mod tests {
         symlink(real.join("deep/tool-1"), other.join("tool")).unwrap();
         assert_eq!(find_program("tool", [&bin]).unwrap(), Some(bin.join("tool")));
         for directory in [&bin, &other, &real, &real.join("deep")] {
-            for mode in [0o775, 0o757] {
+            for (mode, group) in [(0o775, Some(1000)), (0o757, None)] {
+                if group.is_some() && !rustix::process::geteuid().is_root() {
+                    continue;
+                }
+                std::os::unix::fs::chown(directory, None, group).unwrap();
                 set(directory, mode);
                 let refused = find_program("tool", [&bin]).unwrap_err();
                 let named =
@@ -217,6 +249,12 @@ mod tests {
                 assert!(named, "{refused}");
             }
             set(directory, 0o755);
+        }
+        if rustix::process::geteuid().is_root() {
+            // As archives of network plugins have it.
+            std::os::unix::fs::chown(&bin, None, Some(0)).unwrap();
+            set(&bin, 0o775);
+            find_program("tool", [&bin]).unwrap().unwrap();
         }
         symlink("circle", bin.join("circle")).unwrap();
         assert!(matches!(find_program("circle", [&bin]), Err(UntrustedPath::Inspect { .. })));

@@ -135,10 +135,21 @@ async fn health(
 /// by path, and paths there contain no links.
 fn real_root_dir(root_dir: &Path) -> anyhow::Result<PathBuf> {
     Root::create(root_dir, ROOT_DIR_MODE)?;
-    // It names what is mounted, unmounted and run as root.
-    trusted_path::check_directory(root_dir).context("the root directory is not used")?;
     let context = || format!("cannot resolve the root directory {}", root_dir.display());
-    std::fs::canonicalize(root_dir).with_context(context)
+    let real = std::fs::canonicalize(root_dir).with_context(context)?;
+    // It names what is mounted, unmounted and run as root.
+    match trusted_path::check_directory(root_dir) {
+        Ok(()) => {}
+        Err(error) if error.path() == real => {
+            return Err(error).context("the root directory is not used");
+        }
+        // Earlier builds used it, and its owner may be the owner of this machine.
+        Err(error) => tracing::warn!(
+            %error,
+            "another user can replace the root directory, and so become root"
+        ),
+    }
+    Ok(real)
 }
 
 /// Makes the root directory a shared mount, which only `mountPropagation` needs.
@@ -459,6 +470,9 @@ mod tests {
         assert!(refused.contains("other users can write to"), "{refused}");
         if rustix::process::geteuid().is_root() {
             std::fs::set_permissions(&root, Permissions::from_mode(0o755)).unwrap();
+            std::os::unix::fs::chown(above.path(), Some(1000), None).unwrap();
+            assert_eq!(real_root_dir(&root).unwrap(), root.canonicalize().unwrap());
+            std::os::unix::fs::chown(above.path(), Some(0), None).unwrap();
             std::os::unix::fs::chown(&root, Some(1000), None).unwrap();
             let refused = format!("{:#}", real_root_dir(&root).unwrap_err());
             assert!(refused.contains("belongs to user 1000"), "{refused}");

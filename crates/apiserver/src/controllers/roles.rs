@@ -16,7 +16,7 @@ use crate::registry::{
 };
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{Change, CommitError, Key, Precondition, WriteOp};
+use crate::store::{Change, CommitError, Key, Precondition, Scope, WriteOp};
 
 use super::bootstrap::{built_in, creation};
 use super::wait_for_change;
@@ -51,13 +51,9 @@ impl ApiServer {
     /// Creates or completes the default roles and bindings.
     pub(super) async fn bootstrap_roles(&self) -> Result<(), ApiError> {
         let roles = defaults::cluster_roles();
-        // The first role marks a store that has been migrated: an annotation that is set later
-        // must not become a binding at the next start.
-        let migrated = match roles.first() {
-            Some(first) => self.store().get(&Key::new(&CLUSTER_ROLES, "", first.name))?.is_some(),
-            None => true,
-        };
-        if !migrated {
+        // An annotation that is set later must not become a binding at the next start, also if a
+        // client deleted the default roles.
+        if !self.is_migrated()? {
             self.migrate_annotations().await?;
         }
         for role in &roles {
@@ -67,6 +63,22 @@ impl ApiServer {
             self.ensure_binding(binding).await?;
         }
         self.aggregate_roles().await
+    }
+
+    /// Whether any role or default binding exists. They are created after the migration, so one that
+    /// was interrupted is repeated.
+    fn is_migrated(&self) -> Result<bool, ApiError> {
+        let (roles, _) = self.store().list(&Scope::new(&CLUSTER_ROLES, None), None)?;
+        if !roles.is_empty() {
+            return Ok(true);
+        }
+        for binding in &defaults::BINDINGS {
+            let key = Key::new(&CLUSTER_ROLE_BINDINGS, "", binding.name);
+            if self.store().get(&key)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     async fn ensure_role(&self, role: &DefaultRole) -> Result<(), ApiError> {
@@ -115,7 +127,7 @@ impl ApiServer {
     /// Gives each annotated account a binding with the same permissions, and removes the
     /// annotation.
     async fn migrate_annotations(&self) -> Result<(), ApiError> {
-        let scope = crate::store::Scope::new(&SERVICE_ACCOUNTS, None);
+        let scope = Scope::new(&SERVICE_ACCOUNTS, None);
         let (accounts, _) = self.store().list(&scope, None)?;
         for (key, document) in accounts {
             let account = document.object(&SERVICE_ACCOUNTS)?;

@@ -40,16 +40,18 @@ impl Isolation {
         let filters = PacketFilter::find(&directories);
         let mut added = false;
         for family in present_families() {
-            let program = family.program();
             let found = filters.iter().find(|filter| filter.family() == family);
-            let filter = found.with_context(|| {
-                format!("{program} is not installed. Fix, on Debian: apt-get install iptables")
-            })?;
-            let ensured = filter.ensure(&isolation(family, network)).await;
-            added |= ensured.context(
-                "cannot add the packet filter rules that keep neighbours on the network out of \
-                 the pods",
-            )?;
+            match ensure_family(family, found, network).await {
+                Ok(new) => added |= new,
+                // Kernels without the tables of IPv6 are common. The next check tries again.
+                Err(error) if family == Family::V6 && !forwards_v6() => {
+                    tracing::debug!(
+                        error = format!("{error:#}"),
+                        "IPv6 is not forwarded, no rules"
+                    );
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(added)
     }
@@ -93,6 +95,31 @@ impl Isolation {
             .into_iter()
             .try_for_each(|family| filter::remove_chain(family, &chain(&self.instance)))
     }
+}
+
+async fn ensure_family(
+    family: Family,
+    filter: Option<&PacketFilter>,
+    network: PodNetwork<'_>,
+) -> anyhow::Result<bool> {
+    let filter = filter.with_context(|| {
+        let program = family.program();
+        format!("{program} is not installed. Fix, on Debian: apt-get install iptables")
+    })?;
+    let ensured = filter.ensure(&isolation(family, network)).await;
+    ensured.context(
+        "cannot add the packet filter rules that keep neighbours on the network out of the pods",
+    )
+}
+
+/// Whether any interface forwards IPv6; what cannot be read counts as forwarding.
+fn forwards_v6() -> bool {
+    let Ok(interfaces) = std::fs::read_dir("/proc/sys/net/ipv6/conf") else { return true };
+    interfaces.into_iter().any(|interface| {
+        let read = interface
+            .and_then(|interface| std::fs::read_to_string(interface.path().join("forwarding")));
+        read.map_or(true, |value| value.trim() != "0")
+    })
 }
 
 /// The families of this kernel.
