@@ -1,29 +1,29 @@
 //! Mount table and mount operations.
 //!
 //! A volume is torn down only if we know what is mounted below it, so the table is read from the
-//! kernel each time and never cached, unless it is certain without it what is mounted
-//! ([`mounts_in`]). Paths in it are bytes, escaped where they would break the
+//! kernel each time and never cached, unless it is certain without it that nothing is mounted
+//! ([`has_no_mounts`]). Paths in it are bytes, escaped where they would break the
 //! format: a volume's name may contain a space, and a container may name a directory anything.
 //!
-//! The only way to unmount is [`detach_own`], or [`detach_plain`] where nothing is mounted on it;
-//! each unmounts one mount of ours. There is no function that unmounts everything below a path: a bind mount of ours may show filesystems of the
+//! The only way to unmount is [`detach_own`], which unmounts one mount of ours. There is no
+//! function that unmounts everything below a path: a bind mount of ours may show filesystems of the
 //! host, and unmounting those in a peer unmounts them on the host.
-
-mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes,
+    StatxFlags,
+};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
 use crate::change;
-pub use walk::{detach_plain, mounts_in, plain_memory};
 
 /// One line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,6 +179,55 @@ pub fn is_mount_point(path: &Path) -> Result<bool> {
     })?;
     let plain = path.file_name().map_or(parent.clone(), |name| parent.join(name));
     Ok(table(Path::new("/proc"))?.iter().any(|mount| mount.point == plain))
+}
+
+/// Entries that [`has_no_mounts`] visits at most. More take longer than to read the table.
+const MAX_VISITED: usize = 256;
+
+/// Whether it is certain that nothing is mounted on the directory `name` in `parent` nor below it.
+/// Does not read the table, which has the mounts of all pods. False if there is a mount, and also
+/// if there are too many entries or one cannot be opened: then only the table says what is mounted.
+///
+/// Each entry is opened with a flag by which the kernel refuses mounts, so this never waits for a
+/// mounted filesystem that hangs.
+pub fn has_no_mounts(parent: impl AsFd, name: &Path) -> bool {
+    visit_without_mounts(parent, name).is_ok_and(|complete| complete)
+}
+
+/// `Ok(false)`: there are too many entries. An error if something is mounted.
+fn visit_without_mounts(parent: impl AsFd, name: &Path) -> rustix::io::Result<bool> {
+    let open = |parent: &dyn AsFd, name: &[u8], flags: OFlags| -> rustix::io::Result<OwnedFd> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat2(parent.as_fd(), name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
+    };
+    let directory = OFlags::RDONLY | OFlags::DIRECTORY;
+    let mut visited = 0;
+    let mut unread = vec![open(&parent, name.as_os_str().as_bytes(), directory)?];
+    while let Some(parent) = unread.pop() {
+        for entry in Dir::read_from(&parent)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            visited += 1;
+            if visited > MAX_VISITED {
+                return Ok(false);
+            }
+            match entry.file_type() {
+                FileType::Directory => unread.push(open(&parent, name, directory)?),
+                // A directory for all we know.
+                FileType::Unknown => return Ok(false),
+                FileType::RegularFile
+                | FileType::Symlink
+                | FileType::Fifo
+                | FileType::Socket
+                | FileType::CharacterDevice
+                | FileType::BlockDevice => drop(open(&parent, name, OFlags::PATH)?),
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Mounts a filesystem, such as a tmpfs for secrets.

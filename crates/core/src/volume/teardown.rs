@@ -122,17 +122,6 @@ pub fn record_of(point: &Path, plugins: &[Plugin]) -> Option<PathBuf> {
     }
 }
 
-/// Whether a plugin of ours mounts memory at this path.
-pub fn may_be_memory(point: &Path, plugins: &[Plugin]) -> bool {
-    match parts(point).as_deref() {
-        Some(["volumes", plugin, _]) => match mounts(plugin, plugins) {
-            Mounts::Memory | Mounts::ByMedium => true,
-            Mounts::Nothing | Mounts::Bind => false,
-        },
-        Some(_) | None => false,
-    }
-}
-
 fn is_own(mount: &SeenMount, plugins: &[Plugin]) -> bool {
     let Some(parts) = parts(&mount.point) else { return false };
     match parts.as_slice() {
@@ -241,17 +230,6 @@ mod tests {
             };
             let planned = plan(&[mount], Scope::Volumes, &PLUGINS);
             assert_eq!(planned, want, "{record:?} {fs_type}");
-        }
-        for (path, may_be) in [
-            (point, true),
-            ("volumes/kubernetes.io~secret/s", true),
-            ("volumes/kubernetes.io~secret/s/inside", false),
-            ("volumes/kubernetes.io~configmap/m", false),
-            ("volumes/kubernetes.io~local-volume/pv", false),
-            ("volume-subpaths/v/c/0", false),
-            ("", false),
-        ] {
-            assert_eq!(may_be_memory(Path::new(path), &PLUGINS), may_be, "{path}");
         }
         let record = record_of(Path::new(point), &PLUGINS);
         assert_eq!(record, Some("plugins/kubernetes.io~empty-dir/m/ready".into()));

@@ -39,7 +39,7 @@ fn tear_down_by(
         }
         Scope::Directory | Scope::Volumes => {}
     }
-    if !unmount_memory(pods, uid, scope)? {
+    if !mounts::has_no_mounts(pods, Path::new(uid.as_str())) {
         let table = table().map_err(VolumeError::Mounts)?;
         unmount(&path, &table, uid, scope)?;
     }
@@ -85,41 +85,6 @@ pub fn seen_mount(
         None => RecordedMedium::Unrecorded,
     };
     Ok(SeenMount { point: point.to_owned(), fs_type: fs_type.to_owned(), medium })
-}
-
-/// Unmounts the volumes of a pod whose only mounts are memory-backed volumes. Does not read the
-/// table. `Ok(false)`: something may still be mounted, and only the table says whose it is.
-fn unmount_memory(pods: &Root, uid: &PodUid, scope: Scope) -> Result<bool, VolumeError> {
-    let name = Path::new(uid.as_str());
-    let (directory, plugins) = (pods.path().join(name), super::plugins());
-    let Some(points) = mounts::mounts_in(pods, name) else { return Ok(false) };
-    if points.is_empty() {
-        return Ok(true);
-    }
-    // All of them before the first is unmounted: nothing is while a foreign mount is there.
-    let mut seen = Vec::new();
-    for point in &points {
-        if !teardown::may_be_memory(point, &plugins) {
-            return Ok(false);
-        }
-        let Some(fs_type) = mounts::plain_memory(pods, &name.join(point)) else {
-            return Ok(false);
-        };
-        let mount = seen_mount(&directory, point, fs_type, &plugins);
-        seen.push(
-            mount.map_err(|source| VolumeError::PodDirectoryAccess { uid: uid.clone(), source })?,
-        );
-    }
-    let Teardown::Unmount(own) = teardown::plan(&seen, scope, &plugins) else { return Ok(false) };
-    for point in own {
-        let path = directory.join(point);
-        let detached = mounts::detach_plain(&path);
-        if !detached.map_err(|source| VolumeError::Unmount { uid: uid.clone(), path, source })? {
-            return Ok(false);
-        }
-    }
-    // There may be a mount below one that was just unmounted.
-    Ok(mounts::mounts_in(pods, name).is_some_and(|left| left.is_empty()))
 }
 
 /// Unmounts nothing if there is a foreign mount.
@@ -187,74 +152,33 @@ mod tests {
 
     use super::*;
 
-    const SECRET: &str = "pod/volumes/kubernetes.io~secret/s";
-    const SUB_PATH: &str = "pod/volume-subpaths/v/c/0";
-
-    /// Tears the pod down; returns whether the table was read.
-    fn reads_table(pods: &Root, scope: Scope) -> (bool, Result<(), VolumeError>) {
-        let mut is_read = false;
-        let table = || {
-            is_read = true;
-            mounts::table(Path::new("/proc"))
-        };
-        let result = tear_down_by(pods, &PodUid::new("pod"), scope, table);
-        (is_read, result)
-    }
-
-    fn mount_memory(at: &Path) {
-        std::fs::create_dir_all(at).unwrap();
-        mounts::mount("tmpfs", "tmpfs", at, MountFlags::empty(), "").unwrap();
-    }
-
     #[test]
-    fn mount_table_is_read_only_if_the_own_paths_do_not_show_whose_the_mounts_are() {
+    fn mount_table_is_read_only_if_something_is_mounted() {
         needs_root!();
         let directory = tempfile::tempdir().unwrap();
         let pods = Root::open(directory.path()).unwrap();
-        let at = |path: &str| directory.path().join(path);
-        for (case, mounted, is_needed) in [
-            ("nothing is mounted", &[][..], false),
-            ("a secret", &[SECRET], false),
-            ("a secret and a token", &[SECRET, "pod/volumes/kubernetes.io~projected/t"], false),
-            ("a sub path, of any filesystem", &[SUB_PATH], true),
-            ("two on one path", &[SECRET, SECRET], true),
+        let uid = PodUid::new("pod");
+        for (is_mounted, scope) in [
+            (false, Scope::Volumes),
+            (false, Scope::Directory),
+            (true, Scope::Volumes),
+            (true, Scope::Directory),
         ] {
-            for scope in [Scope::Volumes, Scope::Directory] {
-                std::fs::create_dir_all(at(SECRET)).unwrap();
-                std::fs::create_dir_all(at("pod/containers/c")).unwrap();
-                for point in mounted {
-                    mount_memory(&at(point));
-                    std::fs::write(at(point).join("data"), "x").unwrap();
-                }
-                let (is_read, result) = reads_table(&pods, scope);
-                result.unwrap();
-                assert_eq!(is_read, is_needed, "{case}, {scope:?}");
-                assert!(!at(SECRET).exists(), "{case}");
-                assert_eq!(at("pod").exists(), scope == Scope::Volumes, "{case}");
+            let volume = directory.path().join("pod/volumes/kubernetes.io~secret/s");
+            std::fs::create_dir_all(&volume).unwrap();
+            std::fs::create_dir_all(directory.path().join("pod/containers/c")).unwrap();
+            if is_mounted {
+                mounts::mount("tmpfs", "tmpfs", &volume, MountFlags::empty(), "").unwrap();
             }
-        }
-    }
-
-    #[test]
-    fn nothing_is_unmounted_without_the_table_beside_a_foreign_mount() {
-        needs_root!();
-        for foreign in ["pod/volumes/kubernetes.io~secret/s/inside", "pod/volumes/x/y"] {
-            let directory = tempfile::tempdir().unwrap();
-            let pods = Root::open(directory.path()).unwrap();
-            let at = |path: &str| directory.path().join(path);
-            mount_memory(&at(SECRET));
-            mount_memory(&at("pod/volumes/kubernetes.io~projected/t"));
-            mount_memory(&at(foreign));
-            let (is_read, result) = reads_table(&pods, Scope::Volumes);
-            result.unwrap_err();
-            assert!(is_read, "{foreign}");
-            for still in [SECRET, "pod/volumes/kubernetes.io~projected/t", foreign] {
-                assert!(mounts::is_mount_point(&at(still)).unwrap(), "{still} beside {foreign}");
-            }
-            rustix::mount::unmount(at(foreign), rustix::mount::UnmountFlags::empty()).unwrap();
-            let (is_read, result) = reads_table(&pods, Scope::Volumes);
-            result.unwrap();
-            assert!(!is_read, "only our own are left");
+            let mut is_read = false;
+            let table = || {
+                is_read = true;
+                mounts::table(Path::new("/proc"))
+            };
+            tear_down_by(&pods, &uid, scope, table).unwrap();
+            assert_eq!(is_read, is_mounted, "{scope:?}");
+            assert!(!volume.exists());
+            assert_eq!(directory.path().join("pod").exists(), scope == Scope::Volumes);
         }
     }
 }
