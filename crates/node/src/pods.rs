@@ -391,6 +391,7 @@ impl PodManager {
     fn forget_orphan(&mut self, uid: &PodUid) {
         let Some(orphan) = self.pod_index.orphan(uid) else { return };
         self.pod_index.remove(Part::Handle(uid));
+        self.runtime.pleg.forget(uid);
         self.reporting.metrics.pods.ending_orphans.set(self.pod_index.orphans().len());
         self.runtime.pleg.gc_wakeup().notify_one();
         self.housekeeping.list_cgroups_soon();

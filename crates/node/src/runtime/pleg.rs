@@ -448,14 +448,17 @@ impl Pleg {
         self.owners.lock().get(id).cloned()
     }
 
-    /// Whether the cached state shows that this container or sandbox has ended.
+    /// Whether the worker has seen that this container or sandbox has ended.
     fn shows_end(&self, uid: &PodUid, id: &str) -> bool {
-        self.cached(uid).is_some_and(|seen| {
-            let container = seen.instances.iter().find(|instance| instance.id.as_str() == id);
-            let sandbox = seen.sandboxes.iter().find(|sandbox| sandbox.id.as_str() == id);
-            container.is_some_and(|instance| instance.exit().is_some())
-                || sandbox.is_some_and(|sandbox| !sandbox.ready)
-        })
+        // What another inspector saw, the worker may not know yet.
+        let by_worker = self.cache.lock().get(uid).is_some_and(|entry| entry.by_worker);
+        by_worker
+            && self.cached(uid).is_some_and(|seen| {
+                let container = seen.instances.iter().find(|instance| instance.id.as_str() == id);
+                let sandbox = seen.sandboxes.iter().find(|sandbox| sandbox.id.as_str() == id);
+                container.is_some_and(|instance| instance.exit().is_some())
+                    || sandbox.is_some_and(|sandbox| !sandbox.ready)
+            })
     }
 
     fn forget_if_gone(&self, uid: &PodUid) {

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use k8s_openapi::api::core::v1;
 use podwright_core::config::ImageUser;
 use podwright_core::ids::{PodName, PodUid, SandboxId};
@@ -24,6 +25,7 @@ use podwright_host::checkpoint::{Checkpoint, CheckpointError};
 use podwright_host::files::Root;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::error_chain::chain;
@@ -37,8 +39,9 @@ const FILE: &str = "adopted_static_pods";
 const VERSION: u32 = 1;
 /// Delay before a runtime that failed is asked again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// After this many failures the pod is not adopted; other static pods wait meanwhile.
-const MAX_TRIES: u32 = 30;
+/// A pod that cannot be compared within this time is not adopted. The static pods of the source wait
+/// meanwhile.
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// The pod that a static pod continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +66,8 @@ enum NotAdopted {
     Differs(#[from] Mismatch),
     #[error("the runtime does not show how it was created")]
     NotShown,
+    #[error("the runtime did not answer within {MAX_WAIT:?}")]
+    Timeout,
     #[error("its containers run in more than one sandbox")]
     TwoSandboxes,
     #[error(transparent)]
@@ -115,11 +120,7 @@ impl Adoption {
         let before = self.adopted.clone();
         if self.delivered.insert(source) {
             self.context.pleg.first_relist().await;
-            if let Some(listed) = self.list().await {
-                for pod in &pods {
-                    self.look_for_predecessor(source, pod, &listed).await;
-                }
-            }
+            self.look_for_predecessors(source, &pods).await;
         }
         let computed: BTreeSet<PodUid> = pods.iter().filter_map(uid).collect();
         let current =
@@ -142,17 +143,38 @@ impl Adoption {
         self.adopted.pods.get(computed).map(|pod| &pod.uid)
     }
 
-    async fn look_for_predecessor(
-        &mut self,
+    /// Compares all pods at the same time: one that hangs must not keep others from being adopted.
+    async fn look_for_predecessors(&mut self, source: Source, pods: &[v1::Pod]) {
+        let deadline = Instant::now() + MAX_WAIT;
+        let Ok(listed) = tokio::time::timeout_at(deadline, self.list()).await else {
+            tracing::warn!("list pods for adoption failed, static pods are not adopted");
+            return;
+        };
+        let found = pods.iter().map(|pod| self.predecessor(source, pod, &listed, deadline));
+        for (computed, predecessor) in join_all(found).await.into_iter().flatten() {
+            match predecessor {
+                Some(adopted) => drop(self.adopted.pods.insert(computed, adopted)),
+                None => drop(self.adopted.pods.remove(&computed)),
+            }
+        }
+    }
+
+    /// The new entry of the pod in [`AdoptedPods`], if it changes.
+    async fn predecessor(
+        &self,
         source: Source,
         pod: &v1::Pod,
         listed: &RuntimeListing,
-    ) {
-        let Some(computed) = uid(pod).filter(|_| adoption::has_computed_uid(pod)) else { return };
-        let own = self.known(&computed).unwrap_or(&computed);
+        deadline: Instant,
+    ) -> Option<(PodUid, Option<AdoptedPod>)> {
+        let computed = uid(pod).filter(|_| adoption::has_computed_uid(pod))?;
         let is_alive = |uid: &PodUid| listed.get(uid).is_some_and(PodListing::is_alive);
-        if is_alive(own) {
-            return;
+        if self.known(&computed).is_some_and(is_alive) {
+            return None;
+        }
+        // Started by a build that does not adopt: it is the pod itself.
+        if is_alive(&computed) {
+            return Some((computed, None));
         }
         let meta = &pod.metadata;
         let name = PodName::new(
@@ -166,12 +188,12 @@ impl Adoption {
             .filter(|uid| !self.adopted.pods.values().any(|adopted| adopted.uid == **uid))
             .collect();
         for uid in running {
-            match self.compare_with_retries(source, pod, &name, uid).await {
+            let compared = self.compare_with_retries(source, pod, &name, uid);
+            let compared = tokio::time::timeout_at(deadline, compared).await;
+            match compared.unwrap_or(Err(NotAdopted::Timeout)) {
                 Ok(()) => {
                     tracing::info!(pod = %name, %uid, "adopt static pod: its containers match the manifest");
-                    let adopted = AdoptedPod { uid: uid.clone(), source };
-                    self.adopted.pods.insert(computed, adopted);
-                    return;
+                    return Some((computed, Some(AdoptedPod { uid: uid.clone(), source })));
                 }
                 Err(reason) => tracing::info!(
                     pod = %name,
@@ -181,19 +203,19 @@ impl Adoption {
                 ),
             }
         }
+        None
     }
 
-    async fn list(&self) -> Option<RuntimeListing> {
-        for _ in 0..MAX_TRIES {
+    async fn list(&self) -> RuntimeListing {
+        loop {
             match self.context.runtime.list_pods().await {
-                Ok(listed) => return Some(listed),
+                Ok(listed) => return listed,
                 Err(error) => {
                     tracing::warn!(%error, "list pods for adoption failed, retrying");
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
         }
-        None
     }
 
     /// Replacing a pod because of one lost response would stop what should go on.
@@ -204,15 +226,11 @@ impl Adoption {
         name: &PodName,
         uid: &PodUid,
     ) -> Result<(), NotAdopted> {
-        let mut tries = 1;
         loop {
             match self.compare(source, pod, name, uid).await {
-                Err(NotAdopted::Runtime(error))
-                    if error.kind != Kind::NotFound && tries < MAX_TRIES =>
-                {
+                Err(NotAdopted::Runtime(error)) if error.kind != Kind::NotFound => {
                     tracing::warn!(pod = %name, %error, "inspect pod for adoption failed, retrying");
                     tokio::time::sleep(RETRY_DELAY).await;
-                    tries += 1;
                 }
                 outcome => return outcome,
             }
@@ -226,7 +244,9 @@ impl Adoption {
         name: &PodName,
         uid: &PodUid,
     ) -> Result<(), NotAdopted> {
-        let Some(pod) = adoption::comparable(pod, source, uid) else {
+        let mut pod = pod.clone();
+        self.context.settings.features.drop_disabled(&mut pod);
+        let Some(pod) = adoption::comparable(&pod, source, uid) else {
             return Err(Mismatch::NotComparable { what: "the manifest" }.into());
         };
         let recorded = self.recorded(name, uid).await?;
