@@ -32,7 +32,7 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     all: 1024,
     per_address: 32,
     unauthenticated: 256,
-    unauthenticated_per_address: 16,
+    unauthenticated_per_address: 32,
 };
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay after a failed accept, most likely for lack of file descriptors.

@@ -171,8 +171,10 @@ impl ConnectionPermit {
         }
     }
 
-    /// Counts a request until the result is dropped.
+    /// Counts a request until the result is dropped. The connection is not replaced meanwhile, or a
+    /// burst of clients with credentials would replace each other.
     pub fn check_credentials(&self) -> CredentialCheck<'_> {
+        self.connections.lock().unauthenticated.remove(&self.number);
         self.progress.send_modify(|progress| progress.checking += 1);
         CredentialCheck(self)
     }
@@ -204,7 +206,14 @@ impl ConnectionPermit {
 
 impl Drop for CredentialCheck<'_> {
     fn drop(&mut self) {
-        self.0.progress.send_modify(|progress| progress.checking -= 1);
+        let permit = self.0;
+        permit.progress.send_modify(|progress| progress.checking -= 1);
+        let progress = *permit.progress.borrow();
+        if !progress.authenticated && progress.checking == 0 {
+            let replaced = permit.replaced.clone();
+            let entry = Unauthenticated { peer: permit.peer, replaced };
+            permit.connections.lock().unauthenticated.insert(permit.number, entry);
+        }
     }
 }
 

@@ -32,7 +32,7 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     all: 2048,
     per_address: 2048,
     unauthenticated: 256,
-    unauthenticated_per_address: 32,
+    unauthenticated_per_address: 128,
 };
 /// Anybody may read this port, so that no address may take all of it.
 const READ_ONLY_LIMITS: ConnectionLimits = ConnectionLimits { all: 256, per_address: 32, ..LIMITS };

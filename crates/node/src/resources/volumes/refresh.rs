@@ -161,7 +161,7 @@ impl VolumeRefresh {
 
     fn schedule(&self, pods: &BTreeSet<PodUid>, state: &mut RefreshState) {
         for uid in pods {
-            let at = self.wake_at(uid, state);
+            let at = self.wake_at(uid, self.now(), state);
             state.schedule.set(uid, at);
         }
     }
@@ -171,7 +171,7 @@ impl VolumeRefresh {
         let now = self.now();
         let mut due = std::mem::take(&mut state.adopted);
         for uid in state.schedule.take_due(now) {
-            match self.wake_at(&uid, state) {
+            match self.wake_at(&uid, now, state) {
                 Some(at) if at <= now => due.extend(self.pod_index.pod(&uid)),
                 later => state.schedule.set(&uid, later),
             }
@@ -179,8 +179,9 @@ impl VolumeRefresh {
         due
     }
 
-    /// When a pod's volumes are due; `None`: not before the next event.
-    fn wake_at(&self, uid: &PodUid, state: &mut RefreshState) -> Option<Mono> {
+    /// When a pod's volumes are due; `None`: not before the next event. What is due at once is due at
+    /// `now`, which the caller compares with: a clock that is read again has moved on.
+    fn wake_at(&self, uid: &PodUid, now: Mono, state: &mut RefreshState) -> Option<Mono> {
         #[cfg(test)]
         {
             state.visits += 1;
@@ -193,7 +194,6 @@ impl VolumeRefresh {
         if state.busy.contains(uid) {
             return None;
         }
-        let now = self.now();
         let at = if entry.has_change() { now } else { entry.wake_at()? };
         let at = state.backing_off.get(uid).map_or(at, |until| at.max(*until));
         // A worker that waits for a volume has no running container yet, and handles the volumes.
