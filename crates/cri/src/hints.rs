@@ -3,7 +3,7 @@
 //! An event is a hint, never a fact: it says *which* pod to inspect, and the inspection yields the
 //! state. So a lost, duplicate or late event costs only time, and the slow relist catches up.
 
-use futures::stream::{BoxStream, StreamExt, TryStreamExt};
+use futures::stream::{BoxStream, Stream, StreamExt, TryStreamExt};
 use podwright_core::ids::PodUid;
 use podwright_proto::containerd_events as containerd;
 use podwright_proto::containerd_events::events_client::EventsClient;
@@ -34,12 +34,13 @@ const CRI_NAMESPACE: &str = "k8s.io";
 impl Client {
     /// The runtime's events: the CRI's own where it has them, else containerd's.
     pub async fn hints(&self, runtime_name: &str) -> Result<Hints, Error> {
-        match self.cri_hints().await {
+        let hints = match self.cri_hints().await {
             Err(error) if error.kind == Kind::Unimplemented && runtime_name == "containerd" => {
                 self.containerd_hints().await
             }
             other => other,
-        }
+        };
+        Ok(until_error(hints?).boxed())
     }
 
     async fn cri_hints(&self) -> Result<Hints, Error> {
@@ -69,6 +70,16 @@ impl Client {
         let hints = stream.map_err(move |status| failed(&status));
         Ok(hints.try_filter_map(|envelope| async move { Ok(containerd_hint(&envelope)) }).boxed())
     }
+}
+
+/// `stream` up to its first error, and that error. After a message that does not decode, a stream of
+/// tonic returns the same error at every poll.
+fn until_error<T, E>(stream: impl Stream<Item = Result<T, E>>) -> impl Stream<Item = Result<T, E>> {
+    stream.scan(false, |failed, item| {
+        let item = (!*failed).then_some(item);
+        *failed |= matches!(item, Some(Err(_)));
+        std::future::ready(item)
+    })
 }
 
 fn cri_hint(event: cri::ContainerEventResponse) -> Hint {

@@ -80,6 +80,25 @@ fn valid_replies_are_parsed() {
     });
 }
 
+/// A number that does not end: its decoder consumes nothing, so the same bytes are there again.
+#[test]
+fn events_end_with_the_first_that_does_not_decode() {
+    let scheduler = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    scheduler.block_on(async {
+        let (server, client) = ReplyServer::start();
+        for call in ["GetContainerEvents", "Subscribe"] {
+            *server.answers.lock() = HashMap::from([(call, vec![0xff; 11])]);
+            match client.hints("containerd").await {
+                Ok(hints) => {
+                    let hints: Vec<_> = hints.take(10).collect().await;
+                    assert!(matches!(hints.as_slice(), [Err(_)]), "{call}: {hints:?}");
+                }
+                Err(error) => assert_eq!(call, "GetContainerEvents", "{error}"),
+            }
+        }
+    });
+}
+
 fn name() -> PodName {
     PodName::new("n", "p")
 }
