@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::regular::{Actions, Restart, restart};
 use super::{
-    Hold, Inputs, KillPod, Logs, OnRemovalFailure, Plan, Step, Topic, WaitReason, Waiting, Why,
-    init, kill, regular, sandbox,
+    Hold, Inputs, Logs, OnRemovalFailure, Plan, Step, Topic, WaitReason, Waiting, Why, init, kill,
+    regular, sandbox,
 };
 use crate::attempts::{PodStep, PullBackoff, StartError};
 use crate::ids::ContainerId;
@@ -89,7 +89,7 @@ fn unreadable(why: &str) -> Plan {
 fn held(inputs: &Inputs<'_>, hold: &Hold) -> Plan {
     let text = format!("held: {} ({})", hold.message, hold.reason);
     let why = Why::new(Topic::Held, text).fix("remove the annotation podwright/hold");
-    let mut plan = killing(inputs, why, false);
+    let mut plan = killing(inputs, why);
     for container in &inputs.pod.containers {
         let blocked = Waiting { reason: WaitReason::Blocked, message: hold.message.clone() };
         match container.kind {
@@ -114,15 +114,15 @@ fn deadline(inputs: &Inputs<'_>) -> Option<Mono> {
 }
 
 fn kill_only(inputs: &Inputs<'_>, why: &str) -> Plan {
-    killing(inputs, Why::new(Topic::Stops, why), false)
+    killing(inputs, Why::new(Topic::Stops, why))
 }
 
-fn killing(inputs: &Inputs<'_>, why: Why, replaced: bool) -> Plan {
+fn killing(inputs: &Inputs<'_>, why: Why) -> Plan {
     let mut plan = Plan::idle(why);
     if let Some(kill) = kill::pod(inputs.pod, inputs.observed, inputs.attempts, None)
         && may_run(inputs, PodStep::Kill, &mut plan)
     {
-        plan.steps.push(Step::KillPod(KillPod { replaced, ..kill }));
+        plan.steps.push(Step::KillPod(kill));
     }
     plan
 }
@@ -194,7 +194,10 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
         None => candidates,
     };
     let text = if replaces { "replacing the sandbox" } else { "creating the sandbox" };
-    let mut plan = killing(inputs, Why::new(Topic::Starts, text), replaces);
+    let mut plan = killing(inputs, Why::new(Topic::Starts, text));
+    if let Some(Step::KillPod(kill)) = plan.steps.first_mut() {
+        kill.replaced = replaces;
+    }
     note_waiting(inputs, &starts, &mut plan);
     if !may_run(inputs, PodStep::Kill, &mut plan) {
         return plan;

@@ -98,23 +98,15 @@ impl PodFeatures {
         {
             tolerations.retain(|toleration| !compares(toleration));
         }
-        for container in spec.init_containers.iter_mut().flatten() {
-            self.drop_from_container(container, true);
+        if !self.container_restart_rules {
+            drop_restart_rules(spec);
         }
-        for container in &mut spec.containers {
-            self.drop_from_container(container, false);
+        for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+            self.drop_from_container(container);
         }
     }
 
-    fn drop_from_container(&self, container: &mut v1::Container, is_init: bool) {
-        if !self.container_restart_rules {
-            container.restart_policy_rules = None;
-            // An init container with `Always` is a sidecar.
-            let is_sidecar = is_init && container.restart_policy.as_deref() == Some("Always");
-            if !is_sidecar {
-                container.restart_policy = None;
-            }
-        }
+    fn drop_from_container(&self, container: &mut v1::Container) {
         if !self.restart_all_containers_on_container_exits
             && let Some(rules) = &mut container.restart_policy_rules
         {
@@ -181,6 +173,20 @@ impl Default for PodFeatures {
 }
 
 const RESTART_ALL: &str = "RestartAllContainers";
+
+fn drop_restart_rules(spec: &mut v1::PodSpec) {
+    for container in spec.init_containers.iter_mut().flatten() {
+        container.restart_policy_rules = None;
+        // One with `Always` is a sidecar.
+        if container.restart_policy.as_deref() != Some("Always") {
+            container.restart_policy = None;
+        }
+    }
+    for container in &mut spec.containers {
+        container.restart_policy_rules = None;
+        container.restart_policy = None;
+    }
+}
 
 fn compares(toleration: &v1::Toleration) -> bool {
     matches!(toleration.operator.as_deref(), Some("Lt" | "Gt"))
