@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use podwright_core::backoff::{Doubling, Retry};
 use podwright_core::ids::{ContainerId, PodName, PodUid};
 use podwright_core::lifecycle::{Lifecycle, Stage};
@@ -65,8 +66,9 @@ pub struct Worker {
     /// Observed after our last call, with the notification count before the inspection.
     observed: Option<(Arc<ObservedPod>, u64)>,
     last_plan: Option<Plan>,
-    /// Time since the first status report of the pod, by our own clock once it was read.
-    active: Option<Stopwatch>,
+    /// The time of the first status report of the pod, and the time since then by our own clock
+    /// once it was read.
+    active: Option<(Timestamp, Stopwatch)>,
     /// Number of spec updates at the previous decision.
     updates: Option<u64>,
     /// The metric of the first Running was recorded.
@@ -380,6 +382,6 @@ fn operation_of(lifecycle: &Lifecycle, otherwise: Operation) -> Operation {
     }
 }
 
-fn seen_at(pod: &Pod) -> Option<jiff::Timestamp> {
+fn seen_at(pod: &Pod) -> Option<Timestamp> {
     pod.annotation(podwright_api::annotations::ANNOTATION_SEEN)?.parse().ok()
 }

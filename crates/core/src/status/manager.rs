@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod as ApiPod, PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podwright_api::annotations::ANNOTATION_MIRROR;
 
 use super::conditions::{
@@ -34,6 +35,9 @@ pub struct CachedStatus {
     pub finished: bool,
     /// The pod was being deleted when this was reported.
     pub deleting: bool,
+    /// It builds on the status in the API. That of a static pod is in its mirror pod, which may be
+    /// delivered after the first report.
+    pub continues: bool,
 }
 
 impl CachedStatus {
@@ -41,6 +45,24 @@ impl CachedStatus {
     /// is.
     pub fn note_sent(&mut self, version: u64) -> Option<Mono> {
         if self.version == version { self.changed_at.take() } else { None }
+    }
+
+    /// Continues the status that the mirror pod of a static pod had before this agent was started:
+    /// the pod neither starts nor becomes ready again because its agent was restarted. Once only: a
+    /// later status of the mirror pod is ours.
+    pub fn continue_mirror(&mut self, mirror: &PodStatus) {
+        if std::mem::replace(&mut self.continues, true) {
+            return;
+        }
+        let status = Arc::make_mut(&mut self.status);
+        if mirror.start_time.is_some() {
+            status.start_time.clone_from(&mirror.start_time);
+        }
+        for condition in status.conditions.iter_mut().flatten() {
+            if let Some(since) = unchanged_since(condition, mirror) {
+                condition.last_transition_time = Some(since);
+            }
+        }
     }
 }
 
@@ -62,7 +84,7 @@ pub enum ReportTrigger {
 pub struct StatusUpdate<'a> {
     pub pod: &'a Pod,
     pub cached: Option<&'a CachedStatus>,
-    /// The API status of a static pod's mirror pod.
+    /// The API status of a static pod's mirror pod, if that is of the same manifest.
     pub mirror: Option<&'a PodStatus>,
     pub occasion: ReportTrigger,
     pub now: Now,
@@ -127,6 +149,7 @@ pub fn accept(update: &StatusUpdate<'_>, mut new: PodStatus) -> Acceptance {
         changed_at: cached.and_then(|cached| cached.changed_at).or(Some(now.mono)),
         finished: occasion == ReportTrigger::End || was_finished,
         deleting: pod.deletion.is_some(),
+        continues: cached.map_or(mirror.is_some() || !pod.is_static(), |cached| cached.continues),
     };
     Acceptance::Accepted { entry, left_out }
 }
@@ -162,9 +185,14 @@ fn set_transition_time(new: &mut PodCondition, old: &PodStatus, now: Now) {
     if dated_elsewhere && new.last_transition_time.is_some() {
         return;
     }
-    let same = condition(old, &new.type_).filter(|old| old.status == new.status);
-    let since = same.and_then(|old| old.last_transition_time.clone());
+    let since = unchanged_since(new, old);
     new.last_transition_time = Some(since.unwrap_or_else(|| seconds(now.wall)));
+}
+
+/// Since when the condition has its status, if `old` has the same.
+fn unchanged_since(new: &PodCondition, old: &PodStatus) -> Option<Time> {
+    let same = condition(old, &new.type_).filter(|old| old.status == new.status);
+    same.and_then(|old| old.last_transition_time.clone())
 }
 
 /// The status after a verdict of a readiness probe; `None` if nothing changes.

@@ -58,6 +58,14 @@ struct Tracked {
 }
 
 impl Tracked {
+    /// `mirror` may have been delivered after the report that continues its status.
+    fn continue_mirror(&mut self, mirror: Option<&Pod>) {
+        let nothing = v1::PodStatus::default();
+        if let Some(mirror) = mirror {
+            self.entry.continue_mirror(mirror.object.status.as_ref().unwrap_or(&nothing));
+        }
+    }
+
     fn sending(&self) -> Sending {
         let sent = self.sent.as_ref().is_some_and(|(_, version)| *version >= self.entry.version);
         let not_before = self.not_before;
@@ -135,13 +143,17 @@ impl StatusManager {
     /// The last report of a pod; before our first one, the status in the API.
     pub fn last_report(&self, pod: &Pod) -> Option<Arc<v1::PodStatus>> {
         let of_mirror = || {
-            let mirror = self.pod_index.mirror_of(pod)?.pod;
-            let status =
-                mirror_is_current(&mirror, pod).then(|| mirror.object.status.clone())??;
-            Some(ending::without_end(status))
+            let mirror = self.mirror_of(pod)?;
+            Some(ending::without_end(mirror.object.status.clone()?))
         };
         let in_api = || of_mirror().or_else(|| pod.object.status.clone()).map(Arc::new);
         self.get(&pod.uid).or_else(in_api)
+    }
+
+    /// The mirror pod of a static pod, unless it is of an earlier manifest.
+    fn mirror_of(&self, pod: &Pod) -> Option<Arc<Pod>> {
+        let mirror = self.pod_index.mirror_of(pod)?.pod;
+        mirror_is_current(&mirror, pod).then_some(mirror)
     }
 
     /// Records a new status, if it is valid and differs.
@@ -228,15 +240,18 @@ impl StatusManager {
         occasion: ReportTrigger,
         make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
     ) {
-        let mirror = self.pod_index.mirror_of(pod);
+        let mirror = self.mirror_of(pod);
         let now = self.clock.now();
         let mut reports = self.reports.lock();
+        if let Some(tracked) = reports.pods.get_mut(&pod.uid) {
+            tracked.continue_mirror(mirror.as_deref());
+        }
         let known = reports.pods.get(&pod.uid).map(|tracked| &tracked.entry);
         let Some(new) = make(known.map(|entry| &*entry.status)) else { return };
         let update = StatusUpdate {
             pod,
             cached: known,
-            mirror: mirror.as_ref().and_then(|m| m.pod.object.status.as_ref()),
+            mirror: mirror.as_ref().and_then(|mirror| mirror.object.status.as_ref()),
             occasion,
             now,
         };

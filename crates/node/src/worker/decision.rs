@@ -89,15 +89,18 @@ impl Worker {
         self.handle.attempts.lock().note_observed(pod, view, now);
         let old = self.context.reporting.status.last_report(pod);
         let first_report = old.as_ref().and_then(|status| status.start_time.as_ref());
-        let active = || first_report.map(|time| Stopwatch::running_since(time.0, now));
-        self.active = self.active.or_else(active);
+        if let Some(first) = first_report
+            && self.active.is_none_or(|(known, _)| known != first.0)
+        {
+            self.active = Some((first.0, Stopwatch::running_since(first.0, now)));
+        }
         let resizing = self.context.resources.allocations.resizing(&self.uid);
         let completed = resize::completed(pod, view, &resizing, desired.lifecycle.stage());
         let resizing = if completed.is_some() { resizing.without_progress() } else { resizing };
         let handler = view.newest_sandbox().map_or("", |sandbox| sandbox.handler.as_str());
         let recursive_read_only = self.context.supports_recursive_read_only(handler);
         let addresses = self.context.addresses.borrow().clone();
-        let (hold, active) = (hold::current_hold(pod), self.active);
+        let (hold, active) = (hold::current_hold(pod), self.active.map(|(_, since)| since));
         let features = self.context.settings.features;
         let local_state = LocalState { network, cgroup, hold, active, resizing, features };
         Gathered {

@@ -122,6 +122,35 @@ fn first_report_of_a_static_pod_builds_on_its_mirror() {
 }
 
 #[test]
+fn report_continues_a_mirror_pod_that_is_delivered_after_it_once() {
+    let object = serde_json::from_value(object("Always", &["c"])).unwrap();
+    let mut scene = Scene::of(Pod::parse(object, Source::File).unwrap());
+    scene.sandbox(&["10.0.0.5"]).runs("c");
+    let (own, _) = accepted(scene.accept(ReportTrigger::Sync, scene.status()));
+    let mut entry = own.clone();
+    let earlier = |day: u32| {
+        let time = format!("2023-11-{day:02}T00:00:00Z");
+        let condition = |type_: &str, status: &str| json!({ "type": type_, "status": status, "lastTransitionTime": time });
+        let conditions = [condition("Ready", "True"), condition("PodScheduled", "False")];
+        status(json!({ "startTime": time, "conditions": conditions }))
+    };
+    let since = |entry: &CachedStatus, type_: &str| {
+        condition(&entry.status, type_).unwrap().last_transition_time.clone()
+    };
+    let mirror = earlier(2);
+    entry.continue_mirror(&mirror);
+    assert_eq!(entry.status.start_time, mirror.start_time);
+    assert_eq!(since(&entry, "Ready"), mirror.start_time);
+    for other in ["PodScheduled", "Initialized"] {
+        assert_eq!(since(&entry, other), since(&own, other), "{other}");
+    }
+    assert_eq!(entry.version, own.version);
+    let continued = entry.clone();
+    entry.continue_mirror(&earlier(1));
+    assert_eq!(entry, continued);
+}
+
+#[test]
 fn foreign_condition_is_left_out_unless_carried_over_unchanged() {
     let theirs = json!({ "type": "example.com/ok", "status": "True" });
     let mut scene = Scene::edited("Always", &["c"], |o| {

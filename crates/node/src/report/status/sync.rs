@@ -289,11 +289,15 @@ impl StatusManager {
     }
 
     async fn sync_pod(&self, client: &kube::Client, due: &DueReport) -> SyncOutcome {
-        let (entry, response) = match self.reports.lock().pods.get(&due.uid) {
-            Some(tracked) => (tracked.entry.clone(), tracked.response.clone()),
+        let Some(pod) = self.pod_index.pod(&due.uid) else { return SyncOutcome::Gone };
+        let mirror = self.mirror_of(&pod);
+        let (entry, response) = match self.reports.lock().pods.get_mut(&due.uid) {
+            Some(tracked) => {
+                tracked.continue_mirror(mirror.as_deref());
+                (tracked.entry.clone(), tracked.response.clone())
+            }
             None => return SyncOutcome::Gone,
         };
-        let Some(pod) = self.pod_index.pod(&due.uid) else { return SyncOutcome::Gone };
         let api: Api<v1::Pod> = Api::namespaced(client.clone(), &pod.name.namespace);
         let Some(mut newest) = self.newest(&due.uid, response.as_ref()) else {
             return SyncOutcome::Gone;

@@ -141,6 +141,37 @@ fn deleted_mirror_pod_is_recreated_at_once() {
 }
 
 #[test]
+fn restarted_agent_continues_the_status_of_a_mirror_pod_that_is_delivered_late() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        let name = format!("web-{NODE}");
+        sim.write_manifest("web.json", &test_pod("web").container("app", APP).manifest());
+        sim.until_ready(&name).await;
+        sim.pass(s(60)).await;
+        let times = |sim: &Sim| {
+            let status = sim.record.pod(&name).unwrap().status.clone().unwrap();
+            let conditions = status.conditions.into_iter().flatten();
+            let transitions: Vec<_> =
+                conditions.map(|c| (c.type_, c.last_transition_time)).collect();
+            (status.start_time.unwrap(), transitions)
+        };
+        let before = times(&sim);
+        sim.api.fail(ApiRule::on(Verb::List, "pods", ApiFault::Delay(s(5))).first(1));
+        sim.restart().await;
+        sim.pass(s(30)).await;
+        assert_eq!(times(&sim), before);
+        // The agent does report, and what it reports next continues as well.
+        assert!(sim.fake.kill_container(&name, "app", 1));
+        let restarted = |sim: &Sim| {
+            let pod = sim.record.pod(&name).unwrap();
+            record::is_ready(&pod) && record::containers(&pod)[0].restart_count == 1
+        };
+        sim.until("the container is restarted", s(60), restarted).await;
+        assert_eq!(times(&sim).0, before.0);
+    });
+}
+
+#[test]
 fn mirror_pod_stays_until_its_pod_has_stopped() {
     sim::run(async {
         let sim = Sim::started(Options::default()).await;
