@@ -2,7 +2,7 @@
 //!
 //! The pod's spec gives the desired volumes, [`volume::VolumeState`](podwright_core::volume::VolumeState)
 //! holds the state of each, and `core` decides what each volume needs; this module does it. A
-//! volume type is one file and one row in [`volume_type`]. The pod worker sets the volumes up before a
+//! volume type is one row in [`volume_type`] and usually one file. The pod worker sets the volumes up before a
 //! container starts and releases them after the last one is gone; in between [`refresh`] keeps
 //! their content current. The rest of the pod directory, above all the termination messages of
 //! its containers, stays as long as a source names the pod ([`orphans`]).
@@ -10,21 +10,17 @@
 //! Work on one pod is serialized by a lock per pod, so a mount that hangs affects only its pod.
 
 mod claim;
-mod config_map;
 mod content;
-mod downward_api;
 mod empty_dir;
 mod host_path;
 mod image;
 mod memory;
 mod orphans;
 mod pod;
-mod projected;
 mod refresh;
 mod refresh_schedule;
 mod refused;
 mod release;
-mod secret;
 mod sub_path;
 mod tokens;
 mod volume_type;

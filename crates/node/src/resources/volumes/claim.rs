@@ -104,7 +104,7 @@ fn bind(
         )));
     }
     let target = directory.volume(LOCAL, &bound.name, MODE)?;
-    let mounted = Mounted::directory(&target, bound.read_only, true);
+    let mounted = Mounted::directory(&target).read_only(bound.read_only);
     if mounts::is_mount_point(&target)? {
         // Already bound, but perhaps by a process that ended before the read-only remount.
         if bound.read_only {

@@ -1,35 +1,83 @@
-//! Volumes whose files come from API objects; their files are replaced atomically.
+//! Volume types whose files come from API objects: ConfigMaps, Secrets, the downward API and
+//! projections of these. The files are replaced atomically.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1;
 use podwright_core::pod::Pod;
 use podwright_core::volume::ownership::{self, Access};
 use podwright_core::volume::payload::Payload;
+use podwright_core::volume::teardown::{Mounts, Plugin};
 use podwright_core::volume::{medium, nested, sources};
 use podwright_host::files::{CURRENT, Kind as FileKind, NewFile, Root};
 
 use super::memory;
-use super::volume_type::{Mounted, PodDirectory, Prepared, VolumeProblem, VolumeRequest};
+use super::volume_type::{
+    Mounted, PodDirectory, Prepared, VolumeProblem, VolumeRequest, VolumeType,
+};
 
 const MODE: u32 = 0o777;
 const NESTED_MODE: u32 = 0o755;
 
-/// Storage medium of the files.
-#[derive(Clone, Copy)]
-pub(super) enum Keep {
-    OnDisk,
-    /// Secrets are never written to a disk.
-    InMemory,
+/// A volume type whose files come from API objects or fields of the pod.
+pub(super) struct ContentVolume {
+    covers: fn(&v1::Volume) -> bool,
+    plugin: &'static [Plugin; 1],
 }
 
-pub(super) fn prepare<'a>(
+/// The keys of a ConfigMap.
+pub(super) const CONFIG_MAP: ContentVolume = ContentVolume {
+    covers: |volume| volume.config_map.is_some(),
+    plugin: &[Plugin { name: "kubernetes.io~configmap", mounts: Mounts::Nothing }],
+};
+
+/// The keys of a Secret, which are never written to a disk.
+pub(super) const SECRET: ContentVolume = ContentVolume {
+    covers: |volume| volume.secret.is_some(),
+    plugin: &[Plugin { name: "kubernetes.io~secret", mounts: Mounts::Memory }],
+};
+
+/// Fields of the pod.
+pub(super) const DOWNWARD_API: ContentVolume = ContentVolume {
+    covers: |volume| volume.downward_api.is_some(),
+    plugin: &[Plugin { name: "kubernetes.io~downward-api", mounts: Mounts::Memory }],
+};
+
+/// Several sources in one directory, such as the service account token.
+pub(super) const PROJECTED: ContentVolume = ContentVolume {
+    covers: |volume| volume.projected.is_some(),
+    plugin: &[Plugin { name: "kubernetes.io~projected", mounts: Mounts::Memory }],
+};
+
+impl VolumeType for ContentVolume {
+    fn covers(&self, volume: &v1::Volume) -> bool {
+        (self.covers)(volume)
+    }
+
+    fn plugins(&self) -> &'static [Plugin] {
+        self.plugin
+    }
+
+    fn prepare<'a>(
+        &'a self,
+        request: VolumeRequest<'a>,
+    ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
+        let [plugin] = self.plugin;
+        prepare(request, plugin)
+    }
+}
+
+fn prepare<'a>(
     request: VolumeRequest<'a>,
-    plugin: &'static str,
-    keep: Keep,
+    plugin: &'static Plugin,
 ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
+    let in_memory = match plugin.mounts {
+        Mounts::Memory => true,
+        Mounts::Nothing | Mounts::ByMedium | Mounts::Bind => false,
+    };
     async move {
         let VolumeRequest { pod, volume, sources: from, tokens } = request;
         let wanted = sources::wanted(pod, volume);
@@ -42,13 +90,12 @@ pub(super) fn prepare<'a>(
         let stamp = stamp(from.clock.now().wall);
         let (pod, name) = (pod.clone(), volume.name.clone());
         let set_up = move |directory: &PodDirectory| {
-            let path = directory.volume(plugin, &name, MODE)?;
-            match keep {
-                Keep::OnDisk => {}
-                Keep::InMemory => memory::mount(&path, size)?,
+            let path = directory.volume(plugin.name, &name, MODE)?;
+            if in_memory {
+                memory::mount(&path, size)?;
             }
             let root = Root::open(&path)?;
-            if root.kind(CURRENT)?.is_none() && matches!(keep, Keep::OnDisk) {
+            if root.kind(CURRENT)?.is_none() && !in_memory {
                 // An agent that ended before it set the mode left the directory closed.
                 root.set_own_mode(MODE)?;
             }
@@ -56,7 +103,7 @@ pub(super) fn prepare<'a>(
                 root.create_dir_all(inner, NESTED_MODE)?;
             }
             write(&root, &payload, &stamp, &pod)?;
-            Ok(Mounted::directory(&path, true, true))
+            Ok(Mounted::directory(&path).read_only(true))
         };
         Ok(Prepared { follows: true, renew_at, set_up: Box::new(set_up) })
     }

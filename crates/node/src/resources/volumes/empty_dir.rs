@@ -55,7 +55,7 @@ fn set_up(
     group: Option<u32>,
 ) -> Result<Mounted, VolumeProblem> {
     let path = directory.volume(PLUGIN, name, MODE)?;
-    let mounted = Mounted::directory(&path, false, true);
+    let mounted = Mounted::directory(&path);
     let marker = teardown::record(PLUGIN, name);
     let in_place = match medium {
         Medium::Disk => true,

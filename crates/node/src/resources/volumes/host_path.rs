@@ -47,7 +47,7 @@ pub(super) fn set_up(path: &str, kind: &str, read_only: bool) -> Result<Mounted,
         )));
     }
     check(directory, kind).map_err(VolumeProblem::set_up)?;
-    Ok(Mounted::directory(directory, read_only, false))
+    Ok(Mounted::directory(directory).read_only(read_only).with_its_labels())
 }
 
 /// Upstream's checks; the two types that may create the path do so first.

@@ -234,8 +234,7 @@ mod tests {
         let directory = PodDirectory(Root::open(dir.path()).unwrap());
         let at = |seconds| Mono(Duration::from_secs(seconds));
         let prepared = |follows, renew_at| {
-            let set_up =
-                |directory: &PodDirectory| Ok(Mounted::directory(directory.0.path(), false, false));
+            let set_up = |directory: &PodDirectory| Ok(Mounted::directory(directory.0.path()));
             Ok(Prepared { follows, renew_at, set_up: Box::new(set_up) })
         };
         for (case, prepared, want) in [

@@ -1,6 +1,6 @@
 //! Volume types: the trait that each implements and the table of all types.
 //!
-//! A type is one file and one row in [`VOLUME_TYPES`]. It first reads its sources ([`VolumeType::prepare`],
+//! A type is one row in [`VOLUME_TYPES`] and usually one file. It first reads its sources ([`VolumeType::prepare`],
 //! which may be dropped at any point) and returns a closure that sets the volume up on this node
 //! ([`SetUpFn`], which runs to its end on a separate thread). The same closure refreshes a volume
 //! that is already set up.
@@ -21,18 +21,16 @@ use podwright_host::files::{FileError, Root};
 use podwright_host::mounts::MountError;
 
 use super::tokens::Tokens;
-use super::{
-    claim, config_map, downward_api, empty_dir, host_path, image, projected, refused, secret,
-};
+use super::{claim, content, empty_dir, host_path, image, refused};
 use crate::error_chain::chain;
 use crate::resources::objects::Objects;
 
 /// All volume types. The order does not matter: a volume has exactly one type.
 pub(super) const VOLUME_TYPES: [&dyn VolumeType; 9] = [
-    &config_map::ConfigMap,
-    &secret::Secret,
-    &downward_api::DownwardApi,
-    &projected::Projected,
+    &content::CONFIG_MAP,
+    &content::SECRET,
+    &content::DOWNWARD_API,
+    &content::PROJECTED,
     &empty_dir::EmptyDir,
     &host_path::HostPath,
     &claim::Claim,
@@ -99,9 +97,21 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    pub(super) fn directory(path: &Path, read_only: bool, relabel: bool) -> Self {
+    /// A writable directory, which the runtime may relabel for the pod.
+    pub(super) fn directory(path: &Path) -> Self {
         let source = VolumeSource::Directory(path.to_string_lossy().into_owned());
-        Self { volume: MountedVolume { source, read_only, relabel }, group: None }
+        Self { volume: MountedVolume { source, read_only: false, relabel: true }, group: None }
+    }
+
+    pub(super) fn read_only(mut self, read_only: bool) -> Self {
+        self.volume.read_only = read_only;
+        self
+    }
+
+    /// Keeps the labels of a directory that is not the pod's.
+    pub(super) fn with_its_labels(mut self) -> Self {
+        self.volume.relabel = false;
+        self
     }
 }
 
