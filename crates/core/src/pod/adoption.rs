@@ -173,20 +173,20 @@ fn volumes(pod: &Pod, spec: &v1::PodSpec, facts: &NodeFacts) -> Result<Volumes, 
         let below = |plugin: &str| {
             format!("{}/volumes/kubernetes.io~{plugin}/{}", pod_dir(pod, facts), volume.name)
         };
-        let (path, relabel) = if let Some(host_path) = &volume.host_path {
-            (host_path.path.clone(), false)
+        let (path, read_only, relabel) = if let Some(host_path) = &volume.host_path {
+            (host_path.path.clone(), false, false)
         } else if volume.empty_dir.is_some() {
             // The request does not show its medium.
             return Err(Mismatch::NotComparable { what: "an emptyDir" });
         } else if volume.downward_api.is_some() {
-            (below("downward-api"), true)
+            (below("downward-api"), true, true)
         } else if volume.projected.is_some() {
-            (below("projected"), true)
+            (below("projected"), true, true)
         } else {
             return Err(Mismatch::NotComparable { what: "a volume of its kind" });
         };
         let source = VolumeSource::Directory(path);
-        volumes.insert(volume.name.clone(), MountedVolume { source, read_only: false, relabel });
+        volumes.insert(volume.name.clone(), MountedVolume { source, read_only, relabel });
     }
     Ok(volumes)
 }

@@ -128,9 +128,16 @@ async fn static_pod_that_another_node_agent_started_goes_on() {
     let with_volume = |name: &str| {
         let mut pod = pod(name);
         let spec = &mut pod["spec"];
-        spec["volumes"] = json!([{ "name": "data", "hostPath": { "path": shared } }]);
+        let file = json!({ "path": "name", "fieldRef": { "fieldPath": "metadata.name" } });
+        spec["volumes"] = json!([
+            { "name": "data", "hostPath": { "path": shared } },
+            { "name": "names", "downwardAPI": { "items": [file] } },
+        ]);
         let container = &mut spec["containers"][0];
-        container["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+        container["volumeMounts"] = json!([
+            { "name": "data", "mountPath": "/data" },
+            { "name": "names", "mountPath": "/names" },
+        ]);
         container["env"] = json!([{ "name": "COLOUR", "value": "blue" }]);
         container["resources"] = json!({ "limits": { "cpu": "100m", "memory": "64Mi" } });
         pod

@@ -13,7 +13,17 @@ const FILE: &str = "web.json";
 
 fn web() -> TestPod {
     test_pod("web").container("app", APP).edit(|pod| {
-        pod["spec"]["containers"][0]["env"] = json!([{ "name": "COLOUR", "value": "blue" }]);
+        let container = &mut pod["spec"]["containers"][0];
+        container["env"] = json!([{ "name": "COLOUR", "value": "blue" }]);
+        container["volumeMounts"] = json!([
+            { "name": "names", "mountPath": "/names" },
+            { "name": "data", "mountPath": "/data" },
+        ]);
+        let name = json!({ "path": "name", "fieldRef": { "fieldPath": "metadata.name" } });
+        pod["spec"]["volumes"] = json!([
+            { "name": "names", "downwardAPI": { "items": [name] } },
+            { "name": "data", "hostPath": { "path": "/" } },
+        ]);
     })
 }
 

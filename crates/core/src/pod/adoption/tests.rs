@@ -111,6 +111,30 @@ fn pod_with_the_same_requests_is_adopted() {
     assert_eq!(compare(&etcd(), &created(&etcd())), Ok(()));
 }
 
+/// The mounts are written out: those of [`created`] come from the code under test.
+#[test]
+fn mounts_of_volumes_are_compared_as_they_are_requested() {
+    let mut running = created(&etcd());
+    let mounts = &mut running.containers[0].config.mounts;
+    let of_pod = format!("/var/lib/kubelet/pods/{PREDECESSOR}");
+    let names = format!("{of_pod}/volumes/kubernetes.io~downward-api/names");
+    let mut requested: Vec<_> = mounts.iter().map(|m| (&*m.container_path, m.readonly)).collect();
+    requested.sort_unstable();
+    let want = [
+        ("/dev/termination-log", false),
+        ("/etc/hosts", false),
+        ("/names", true),
+        ("/var/lib/etcd", false),
+    ];
+    assert_eq!(requested, want);
+    let mount = mounts.iter_mut().find(|mount| mount.container_path == "/names").unwrap();
+    assert_eq!(mount.host_path, names);
+    mount.readonly = false;
+    let field = "set of mounts";
+    let want = Mismatch::Container { container: "etcd".into(), field };
+    assert_eq!(compare(&etcd(), &running), Err(want));
+}
+
 #[test]
 fn what_a_restart_would_not_keep_either_is_not_compared() {
     let mut running = created(&etcd());
