@@ -471,10 +471,12 @@ impl Call<'_> {
             "application/json-patch+json" => Ok(PatchType::Json),
             "application/merge-patch+json" => Ok(PatchType::Merge),
             "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
-            _ => Err(ApiError::unsupported_media_type(
+            // Not supported here; the message says what is.
+            "application/apply-patch+yaml" => Err(ApiError::unsupported_media_type(
                 "application/json-patch+json, application/merge-patch+json, \
                  application/strategic-merge-patch+json",
             )),
+            _ => Err(ApiError::unsupported_patch()),
         }
     }
 }

@@ -35,12 +35,7 @@ impl Selector {
         let label_selector = LabelSelector::parse(labels)?;
         let field_selector = FieldSelector::parse(fields)?;
         if let Some(unknown) = field_selector.unsupported(resource) {
-            return Err(SelectorError(format!(
-                "Unable to find \"{}, Resource={}\" that match label selector \"{labels}\", field \
-                 selector \"{fields}\": field label not supported: {unknown}",
-                group_version_text(resource),
-                resource.plural,
-            )));
+            return Err(SelectorError(format!("field label not supported: {unknown}")));
         }
         Ok(Self { labels: label_selector, fields: field_selector })
     }
@@ -60,11 +55,6 @@ impl Selector {
     pub fn matches_facets(&self, facets: &Facets) -> bool {
         self.labels.matches(&facets.metadata.labels.0) && self.fields.matches(facets)
     }
-}
-
-/// `/v1` for the core group, as Go prints a group and version.
-fn group_version_text(resource: &Resource) -> String {
-    format!("{}/{}", resource.group, resource.version)
 }
 
 /// The fields of an object that a selector can use. A value of the wrong type counts as absent.
@@ -193,9 +183,7 @@ mod tests {
         let error = Selector::parse(&registry::PODS, "a=b", "spec.nope=x").map(|_| ());
         assert_eq!(
             error.map_err(|e| e.to_string()),
-            Err("Unable to find \"/v1, Resource=pods\" that match label selector \"a=b\", field selector \
-                 \"spec.nope=x\": field label not supported: spec.nope"
-                .to_owned())
+            Err("field label not supported: spec.nope".to_owned())
         );
     }
 }

@@ -272,6 +272,13 @@ impl ApiError {
         )
     }
 
+    /// A patch of an unknown type.
+    pub fn unsupported_patch() -> Self {
+        let code = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(code, "UnsupportedMediaType", "415: Unsupported Media Type")
+            .with(Details::default())
+    }
+
     pub fn not_acceptable(accepted: &str) -> Self {
         Self::new(
             StatusCode::NOT_ACCEPTABLE,

@@ -169,6 +169,7 @@ impl ApiServer {
         request.put(&["apiVersion"], Some("authentication.k8s.io/v1".into()));
         request.set_meta("name", Some(account.name().into()));
         request.set_meta("namespace", Some(account.namespace().into()));
+        request.set_meta("uid", Some(account.uid().into()));
         request.set_meta("creationTimestamp", Some(rfc3339(now).into()));
         let spec = json!({
             "audiences": audiences,

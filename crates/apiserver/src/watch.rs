@@ -118,7 +118,7 @@ impl ApiServer {
             {
                 return Err(ApiError::version_too_large(requested, revision));
             }
-            let bookmark_at_end = initial == Some(true) && options.watch.bookmarks;
+            let bookmark_at_end = options.watch.bookmarks;
             WatchPosition::Initial { objects: objects.into_iter(), revision, bookmark_at_end }
         } else {
             match options.freshness {

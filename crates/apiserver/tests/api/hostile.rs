@@ -64,6 +64,10 @@ async fn unsupported_bodies_and_types_are_refused() {
         assert_eq!(response.code, code, "{case}: {}", response.body);
         assert_eq!(response.body["kind"], "Status", "{case}");
     }
+    let path = format!("{maps}/a");
+    let patch = test_server.send("PATCH", &path, "application/json", "{}".to_owned()).await;
+    let said = (&patch.body["message"], &patch.body["details"]);
+    assert_eq!(said, (&json!("415: Unsupported Media Type"), &json!({})));
     let request = Request::get(&maps).header("Accept", "application/vnd.kubernetes.protobuf");
     assert_eq!(test_server.raw(request.body(Body::empty()).unwrap()).await.status(), 406);
     assert_eq!(

@@ -9,6 +9,8 @@ const TOKEN: &str = "/api/v1/namespaces/default/serviceaccounts/default/token";
 async fn token(test_server: &TestServer, spec: Value) -> String {
     let response = test_server.post(TOKEN, json!({"spec": spec})).await.ok();
     assert_eq!(response.code, 201);
+    let account = test_server.get(TOKEN.trim_end_matches("/token")).await.ok();
+    assert_eq!(response.body["metadata"]["uid"], account.body["metadata"]["uid"]);
     response.body["status"]["token"].as_str().unwrap().to_owned()
 }
 

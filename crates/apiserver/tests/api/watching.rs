@@ -18,7 +18,22 @@ async fn resource_version_decides_where_a_watch_starts() {
             "&resourceVersion=0".to_owned(),
             vec!["ADDED a", "ADDED b", "ADDED kube-root-ca.crt"],
         ),
+        (
+            "bookmarks without a version",
+            "&allowWatchBookmarks=true".to_owned(),
+            vec!["ADDED a", "ADDED b", "ADDED kube-root-ca.crt", "BOOKMARK -"],
+        ),
+        (
+            "bookmarks and any version",
+            "&allowWatchBookmarks=true&resourceVersion=0".to_owned(),
+            vec!["ADDED a", "ADDED b", "ADDED kube-root-ca.crt", "BOOKMARK -"],
+        ),
         ("that of the first", format!("&resourceVersion={before}"), vec!["ADDED b"]),
+        (
+            "bookmarks and a version",
+            format!("&allowWatchBookmarks=true&resourceVersion={before}"),
+            vec!["ADDED b"],
+        ),
         (
             "no initial events",
             "&sendInitialEvents=false&resourceVersionMatch=NotOlderThan".to_owned(),
@@ -35,6 +50,11 @@ async fn resource_version_decides_where_a_watch_starts() {
         let watched = test_server.watch(&format!("{maps}{query}")).await.rest().await;
         assert_eq!(watched, want, "{case}");
     }
+    let mut bookmarked = test_server.watch(&format!("{maps}&allowWatchBookmarks=true")).await;
+    bookmarked.lines(3).await;
+    let end = bookmarked.next().await.unwrap();
+    let annotations = &end["object"]["metadata"]["annotations"];
+    assert_eq!(annotations, &json!({ "k8s.io/initial-events-end": "true" }));
     let one = test_server
         .watch(&format!("{NS}/configmaps/b?watch=1&timeoutSeconds=1"))
         .await
