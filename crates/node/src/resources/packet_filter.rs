@@ -124,6 +124,12 @@ pub async fn maintain(directories: Vec<PathBuf>, stop: CancellationToken) {
         );
         return;
     }
+    for family in Family::ALL {
+        if filters.iter().all(|filter| filter.family != family) {
+            let program = family.program();
+            tracing::info!(program, "program not found: no packet filter chains of its family");
+        }
+    }
     let work = filters.into_iter().map(maintain_family);
     stop.run_until_cancelled(futures::future::join_all(work)).await;
 }
