@@ -1,20 +1,24 @@
 //! One HTTP request on a separate connection, for hooks and probes.
 //!
 //! No proxy, no keep-alive, no compression, no certificate verification: only whether the container
-//! responds matters. The connection is closed when the response is read, and its socket is left to
-//! the kernel: waiting for the peer (`SO_LINGER`) would make closing block on a container that no
-//! longer exists, and would not free the port any sooner.
+//! responds matters. HTTP/2 is used where a TLS server has it, because some have nothing else. The
+//! connection is closed when the response is read, and its socket is left to the kernel: waiting for
+//! the peer (`SO_LINGER`) would make closing block on a container that no longer exists, and would
+//! not free the port any sooner.
 
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
+use hyper::client::conn::{http1, http2};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONNECTION, HOST, LOCATION, USER_AGENT};
 use hyper::header::{HeaderName, HeaderValue};
-use hyper::{Request, Response, body::Incoming, client::conn::http1};
+use hyper::http::uri::{Authority, Scheme};
+use hyper::{Request, Response, Uri, body::Incoming};
 use hyper_util::rt::TokioIo;
 use podwright_core::probe::check::{HttpCheck, OUTPUT_LIMIT};
 use podwright_core::probe::http::{HttpTarget, redirect};
@@ -26,13 +30,22 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
+use super::connection_tasks::ConnectionTasks;
+
 /// Maximum size of the response head.
 const MAX_HEAD: usize = 128 * 1024;
+/// The same for HTTP/2.
+const MAX_HEADER_LIST: u32 = 128 * 1024;
+/// The protocol's name in TLS.
+const HTTP_2: &[u8] = b"h2";
+/// Headers of an HTTP/1.1 connection, which HTTP/2 forbids.
+const CONNECTION_HEADERS: [&str; 5] =
+    ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"];
 
 /// A GET request.
 #[derive(Clone, Debug)]
 pub struct GetRequest<'a> {
-    pub place: HttpTarget,
+    pub target: HttpTarget,
     pub headers: &'a [(String, String)],
     pub user_agent: &'static str,
     /// `None`: the caller bounds the time.
@@ -43,9 +56,9 @@ impl<'a> GetRequest<'a> {
     /// `address` is the pod's, for a check without a host.
     pub fn of(check: &'a HttpCheck, address: IpAddr, user_agent: &'static str) -> Self {
         let host = check.host.clone().unwrap_or_else(|| address.to_string());
-        let place =
+        let target =
             HttpTarget { https: check.https, host, port: check.port, path: on_wire(&check.path) };
-        Self { place, headers: &check.headers, user_agent, deadline: None }
+        Self { target, headers: &check.headers, user_agent, deadline: None }
     }
 }
 
@@ -70,54 +83,58 @@ pub enum GetError {
 }
 
 /// Sends the request and follows redirects on the same host.
-pub async fn get(question: &GetRequest<'_>) -> Result<GetResponse, GetError> {
-    let first = &question.place;
-    let (mut place, mut own_host) = (first.clone(), true);
+pub async fn get(get_request: &GetRequest<'_>) -> Result<GetResponse, GetError> {
+    let first = &get_request.target;
+    let (mut target, mut own_host) = (first.clone(), true);
     for followed in 0.. {
-        let (head, response, connection) = get_head(question, &place, own_host).await?;
-        let next = redirect(first, &place, followed, head.status, head.location.as_deref());
-        let failed = |problem| GetError::Failed { url: place.path.clone(), problem };
+        let (head, response, connection) = get_head(get_request, &target, own_host).await?;
+        let next = redirect(first, &target, followed, head.status, head.location.as_deref());
+        let failed = |problem| GetError::Failed { url: target.path.clone(), problem };
         match next.map_err(failed)? {
             None => {
-                let body = get_body(question, response, connection).await?;
+                let body = get_body(get_request, response, connection).await?;
                 return Ok(GetResponse { body, ..head });
             }
             // The body of a followed redirect is not read: it may be incomplete.
             Some(next) => {
                 own_host &= next.same_authority;
-                place = next.to;
+                target = next.to;
             }
         }
     }
     // Unreachable: the number of redirects is limited.
-    Err(GetError::Failed { url: url(&place), problem: "too many redirects".into() })
+    Err(GetError::Failed { url: url(&target), problem: "too many redirects".into() })
 }
 
 /// The response without its body, which is not read yet.
 async fn get_head(
-    question: &GetRequest<'_>,
-    place: &HttpTarget,
+    get_request: &GetRequest<'_>,
+    target: &HttpTarget,
     own_host: bool,
 ) -> Result<(GetResponse, Response<Incoming>, DrivenConnection), GetError> {
-    let failed = |problem: String| GetError::Failed { url: url(place), problem };
-    let request = request(question, place, own_host).map_err(failed)?;
+    let failed = |problem: String| GetError::Failed { url: url(target), problem };
+    let request = request(get_request, target, own_host).map_err(failed)?;
     let timed_out = || failed(HEADERS_TIMEOUT.into());
     let head = async {
-        let stream = connect(&place.host, place.port)
+        let stream = connect(&target.host, target.port)
             .await
-            .map_err(|error| failed(dial_error(&place.host, place.port, &error)))?;
-        if !place.https {
+            .map_err(|error| failed(dial_error(&target.host, target.port, &error)))?;
+        if !target.https {
             return exchange(stream, request).await.map_err(failed);
         }
-        let name = ServerName::try_from(place.host.clone());
+        let name = ServerName::try_from(target.host.clone());
         let name = name.map_err(|error| failed(error.to_string()))?;
         match TlsConnector::from(unverified_tls()).connect(name, stream).await {
+            Ok(stream) if stream.get_ref().1.alpn_protocol() == Some(HTTP_2) => {
+                exchange_http2(stream, request).await.map_err(failed)
+            }
             Ok(stream) => exchange(stream, request).await.map_err(failed),
-            Err(error) if is_plain_text(&error) => Err(GetError::NoTls { url: url(place) }),
+            Err(error) if is_plain_text(&error) => Err(GetError::NoTls { url: url(target) }),
             Err(error) => Err(failed(error.to_string())),
         }
     };
-    let (response, connection) = within(question.deadline, head).await.ok_or_else(timed_out)??;
+    let (response, connection) =
+        within(get_request.deadline, head).await.ok_or_else(timed_out)??;
     let status = response.status().as_u16();
     let location = response.headers().get(LOCATION);
     let location = location.and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -125,11 +142,12 @@ async fn get_head(
 }
 
 async fn get_body(
-    question: &GetRequest<'_>,
+    get_request: &GetRequest<'_>,
     response: Response<Incoming>,
     mut connection: DrivenConnection,
 ) -> Result<Vec<u8>, GetError> {
-    let body = within(question.deadline, connection.drive(read(response))).await;
+    let body = within(get_request.deadline, connection.drive(read(response))).await;
+    connection.close().await;
     let timed_out = || GetError::Body { problem: BODY_TIMEOUT.into() };
     body.ok_or_else(timed_out)?.map_err(|problem| GetError::Body { problem })
 }
@@ -165,9 +183,9 @@ pub fn dial_error(host: &str, port: u16, error: &io::Error) -> String {
     }
 }
 
-fn url(place: &HttpTarget) -> String {
-    let scheme = if place.https { "https" } else { "http" };
-    format!("{scheme}://{}{}", authority(&place.host, place.port), place.path)
+fn url(target: &HttpTarget) -> String {
+    let scheme = if target.https { "https" } else { "http" };
+    format!("{scheme}://{}{}", authority(&target.host, target.port), target.path)
 }
 
 /// `host:port`, with brackets for IPv6 addresses.
@@ -197,13 +215,13 @@ fn on_wire(path: &str) -> String {
 }
 
 fn request(
-    question: &GetRequest<'_>,
-    place: &HttpTarget,
+    get_request: &GetRequest<'_>,
+    target: &HttpTarget,
     own_host: bool,
 ) -> Result<Request<Empty<Bytes>>, String> {
-    let mut request = Request::get(&place.path).body(Empty::new()).map_err(|e| e.to_string())?;
+    let mut request = Request::get(&target.path).body(Empty::new()).map_err(|e| e.to_string())?;
     let headers = request.headers_mut();
-    for (name, value) in question.headers {
+    for (name, value) in get_request.headers {
         let known = HeaderName::try_from(name);
         let known = known.map_err(|_| format!("net/http: invalid header field name {name:?}"))?;
         let value = HeaderValue::try_from(value)
@@ -214,10 +232,10 @@ fn request(
         }
     }
     if headers.get(HOST).is_none_or(HeaderValue::is_empty) {
-        let host = HeaderValue::try_from(authority(&place.host, place.port));
+        let host = HeaderValue::try_from(authority(&target.host, target.port));
         headers.insert(HOST, host.map_err(|e| e.to_string())?);
     }
-    for (name, default) in [(USER_AGENT, question.user_agent), (ACCEPT, "*/*")] {
+    for (name, default) in [(USER_AGENT, get_request.user_agent), (ACCEPT, "*/*")] {
         match headers.get(&name) {
             None => drop(headers.insert(name, HeaderValue::from_static(default))),
             Some(value) if value.is_empty() => drop(headers.remove(name)),
@@ -246,23 +264,74 @@ where
     settings.title_case_headers(true).max_buf_size(MAX_HEAD);
     let (mut sender, connection) =
         settings.handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-    let mut driven = DrivenConnection(Some(Box::pin(connection)));
-    let answer = driven.drive(async { sender.send_request(request).await }).await;
-    Ok((answer.map_err(|error| error_text(&error))?, driven))
+    let mut driven = DrivenConnection::new(connection, ConnectionTasks::default());
+    let response = driven.drive(async { sender.send_request(request).await }).await;
+    Ok((response.map_err(|error| error_text(&error))?, driven))
 }
 
-/// The connection of an exchange. It makes progress only while it is driven.
-struct DrivenConnection(Option<std::pin::Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>);
+/// [`exchange`] over HTTP/2.
+async fn exchange_http2<S>(
+    stream: S,
+    request: Request<Empty<Bytes>>,
+) -> Result<(Response<Incoming>, DrivenConnection), String>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let request = for_http2(request)?;
+    let tasks = ConnectionTasks::default();
+    let mut settings = http2::Builder::new(tasks.executor());
+    settings.max_header_list_size(MAX_HEADER_LIST);
+    let (mut sender, connection) =
+        settings.handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+    let mut driven = DrivenConnection::new(connection, tasks);
+    let response = driven.drive(async { sender.send_request(request).await }).await;
+    Ok((response.map_err(|error| error_text(&error))?, driven))
+}
+
+/// HTTP/2 has the host in the URI, and no headers of the connection.
+fn for_http2(mut request: Request<Empty<Bytes>>) -> Result<Request<Empty<Bytes>>, String> {
+    let headers = request.headers_mut();
+    for name in CONNECTION_HEADERS {
+        headers.remove(name);
+    }
+    let host = headers.remove(HOST);
+    let host = host.as_ref().map_or(&b""[..], HeaderValue::as_bytes);
+    let mut parts = std::mem::take(request.uri_mut()).into_parts();
+    parts.scheme = Some(Scheme::HTTPS);
+    parts.authority = Some(Authority::try_from(host).map_err(|error| error.to_string())?);
+    *request.uri_mut() = Uri::from_parts(parts).map_err(|error| error.to_string())?;
+    Ok(request)
+}
+
+/// The connection of an exchange. It makes progress only while it is driven, and ends when this is
+/// dropped.
+struct DrivenConnection {
+    connection: Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>,
+    /// HTTP/2 is read and written in a task.
+    tasks: ConnectionTasks,
+}
 
 impl DrivenConnection {
+    fn new(
+        connection: impl Future<Output = hyper::Result<()>> + Send + 'static,
+        tasks: ConnectionTasks,
+    ) -> Self {
+        Self { connection: Some(Box::pin(connection)), tasks }
+    }
+
+    async fn close(self) {
+        drop(self.connection);
+        self.tasks.close().await;
+    }
+
     async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
-        if let Some(connection) = &mut self.0 {
+        if let Some(connection) = &mut self.connection {
             tokio::select! {
                 done = &mut work => return done,
                 // Data read before the end is still available to the waiting side, and errors reach it
                 // too.
-                _ended = connection => self.0 = None,
+                _ended = connection => self.connection = None,
             }
         }
         work.await
@@ -316,9 +385,10 @@ fn unverified_tls() -> Arc<ClientConfig> {
         let builder = builder.with_protocol_versions(rustls::ALL_VERSIONS);
         #[allow(clippy::expect_used, reason = "a fixed configuration, covered by a test")]
         let builder = builder.expect("ring speaks TLS 1.2 and 1.3");
-        Arc::new(
-            builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth(),
-        )
+        let mut config =
+            builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+        config.alpn_protocols = vec![HTTP_2.to_vec(), b"http/1.1".to_vec()];
+        Arc::new(config)
     });
     CONFIG.clone()
 }

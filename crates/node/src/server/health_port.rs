@@ -61,15 +61,15 @@ mod tests {
         assert!(error.to_string().contains("healthzPort"), "{error}");
         drop(taken);
         let serving = tokio::spawn(serve(address, stop.clone()).await.unwrap());
-        let place = HttpTarget {
+        let target = HttpTarget {
             https: false,
             host: "127.0.0.1".into(),
             port: address.port(),
             path: "/healthz".into(),
         };
-        let question = GetRequest { place, headers: &[], user_agent: "test", deadline: None };
-        let answer = http_get::get(&question).await.unwrap();
-        assert_eq!((answer.status, answer.body.as_slice()), (200, b"ok".as_slice()));
+        let request = GetRequest { target, headers: &[], user_agent: "test", deadline: None };
+        let response = http_get::get(&request).await.unwrap();
+        assert_eq!((response.status, response.body.as_slice()), (200, b"ok".as_slice()));
         stop.cancel();
         serving.await.unwrap();
     }

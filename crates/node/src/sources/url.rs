@@ -264,6 +264,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::client::test_server;
 
     const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n\
                        spec: {containers: [{name: app, image: i}]}\n";
@@ -327,45 +328,18 @@ mod tests {
         assert!(delivered.recv().await.is_none(), "nothing is delivered twice");
     }
 
-    /// An https server with these protocols. Responds with the protocol, host and path of each
-    /// request, and returns its address and certificate.
+    /// An https server with these protocols. Responds with the protocol, host, path and token of
+    /// each request.
     async fn serve_tls(protocols: &[&[u8]]) -> (std::net::SocketAddr, RootCertStore) {
-        let key = rcgen::KeyPair::generate().unwrap();
         let names = vec!["127.0.0.1".to_owned(), "manifests.example".to_owned()];
-        let certificate = rcgen::CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
-        let mut roots = RootCertStore::empty();
-        roots.add(certificate.der().clone()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-        let mut tls = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.der().clone()], key)
-            .unwrap();
-        tls.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
-        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(async move {
-            loop {
-                let (tcp, _) = listener.accept().await.unwrap();
-                let Ok(stream) = acceptor.accept(tcp).await else { continue };
-                let service = hyper::service::service_fn(|request: Request<Incoming>| async move {
-                    let host = request.headers().get("host").map(|host| host.to_str().unwrap());
-                    let host = host.or(request.uri().authority().map(|named| named.as_str()));
-                    let token = request.headers().get("x-token").unwrap().to_str().unwrap();
-                    let (version, path) = (request.version(), request.uri().path());
-                    let text = format!("{version:?} {} {path} {token}", host.unwrap_or("none"));
-                    Ok::<_, std::convert::Infallible>(Response::new(text))
-                });
-                let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                tokio::spawn(async move {
-                    let _ = server.serve_connection(TokioIo::new(stream), service).await;
-                });
-            }
-        });
-        (address, roots)
+        test_server::serve_tls(names, protocols, |request| {
+            let host = request.headers().get("host").map(|host| host.to_str().unwrap());
+            let host = host.or(request.uri().authority().map(|named| named.as_str()));
+            let token = request.headers().get("x-token").unwrap().to_str().unwrap();
+            let (version, path) = (request.version(), request.uri().path());
+            format!("{version:?} {} {path} {token}", host.unwrap_or("none"))
+        })
+        .await
     }
 
     #[tokio::test]

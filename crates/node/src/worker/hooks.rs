@@ -56,11 +56,8 @@ pub async fn run(
     }
     if let Some(sleep) = &handler.sleep {
         let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
-        self::sleep(
-            &context.reporting.metrics.hooks.sleeps_cut_short,
-            Duration::from_secs(seconds),
-        )
-        .await;
+        let cut_short = &context.reporting.metrics.hooks.sleeps_cut_short;
+        self::sleep(cut_short, Duration::from_secs(seconds)).await;
         return Ok(());
     }
     Err(HookError(format!("Cannot run handler: container {container}: no action is set")))
@@ -115,7 +112,7 @@ async fn http(
 async fn in_plain_text(request: &GetRequest<'_>) -> Result<(), GetError> {
     let headers = without_credentials(request.headers);
     let mut plain = GetRequest { headers: &headers, ..request.clone() };
-    plain.place.https = false;
+    plain.target.https = false;
     ignore_body(http_get::get(&plain).await)
 }
 
@@ -129,15 +126,16 @@ fn ignore_body(response: Result<GetResponse, GetError>) -> Result<(), GetError> 
 
 fn report_fallback(context: &WorkerContext, pod: &Pod, request: &GetRequest<'_>) {
     context.reporting.metrics.hooks.http_fallbacks.inc();
-    let host = http_get::authority(&request.place.host, request.place.port);
+    let host = http_get::authority(&request.target.host, request.target.port);
     let text = format!(
         "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
     );
     context.reporting.events.pod(pod, Severity::Warning, "LifecycleHTTPFallback", text);
 }
 
-/// Counts a sleep whose future is dropped before it ends.
-async fn sleep(cut_short: &Counter, duration: Duration) {
+/// A sleep hook, or what an earlier attempt left of it. Counts one whose future is dropped before
+/// it ends.
+pub async fn sleep(cut_short: &Counter, duration: Duration) {
     struct Unfinished<'a>(Option<&'a Counter>);
     impl Drop for Unfinished<'_> {
         fn drop(&mut self) {

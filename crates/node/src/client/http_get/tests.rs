@@ -8,6 +8,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::client::test_server;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -48,9 +49,9 @@ fn check(port: u16, path: &str, headers: &[(&str, &str)]) -> HttpCheck {
 }
 
 async fn ask(check: &HttpCheck) -> Result<GetResponse, String> {
-    let mut question = GetRequest::of(check, HERE, "kube-probe/1.36");
-    question.deadline = Some(Instant::now() + Duration::from_secs(5));
-    get(&question).await.map_err(|error| error.to_string())
+    let mut request = GetRequest::of(check, HERE, "kube-probe/1.36");
+    request.deadline = Some(Instant::now() + Duration::from_secs(5));
+    get(&request).await.map_err(|error| error.to_string())
 }
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -140,9 +141,9 @@ async fn missing_response_is_reported_in_gos_words() {
             "context deadline exceeded (Client.Timeout or context cancellation while reading body)",
         ),
     ] {
-        let mut question = GetRequest::of(&check, HERE, "kube-probe/1.36");
-        question.deadline = Some(Instant::now() + Duration::from_millis(300));
-        let error = get(&question).await.unwrap_err().to_string();
+        let mut request = GetRequest::of(&check, HERE, "kube-probe/1.36");
+        request.deadline = Some(Instant::now() + Duration::from_millis(300));
+        let error = get(&request).await.unwrap_err().to_string();
         assert!(error.ends_with(want), "{case}: {error}");
     }
 }
@@ -219,4 +220,60 @@ async fn redirect_is_followed_even_if_its_body_breaks_off() {
     let half = "HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhalf";
     let (port, _heard) = server([half]).await;
     assert!(ask(&check(port, "/a", &[])).await.is_err());
+}
+
+/// Responds with everything of the request, headers sorted by name.
+fn echo(request: &Request<Incoming>) -> String {
+    let headers = request.headers().iter();
+    let mut headers: Vec<String> =
+        headers.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+    headers.sort();
+    format!("{:?} {}\n{}", request.version(), request.uri(), headers.join("\n"))
+}
+
+#[tokio::test]
+async fn https_server_is_asked_over_http2_if_it_has_it() {
+    for (protocols, want) in [
+        (
+            &[&b"h2"[..]][..],
+            "HTTP/2.0 https://a.example/healthz?full=1\naccept: */*\n\
+             user-agent: kube-probe/1.36\nx-a: 1",
+        ),
+        (
+            &[b"h2", b"http/1.1"],
+            "HTTP/2.0 https://a.example/healthz?full=1\naccept: */*\n\
+             user-agent: kube-probe/1.36\nx-a: 1",
+        ),
+        (
+            &[b"http/1.1"],
+            "HTTP/1.1 /healthz?full=1\naccept: */*\nconnection: close\nhost: a.example\n\
+             keep-alive: timeout=5\nuser-agent: kube-probe/1.36\nx-a: 1",
+        ),
+    ] {
+        let (address, _) = test_server::serve_tls(Vec::new(), protocols, echo).await;
+        let headers = [("Host", "a.example"), ("X-A", "1"), ("Keep-Alive", "timeout=5")];
+        let mut check = check(address.port(), "/healthz?full=1", &headers);
+        check.https = true;
+        let answer = ask(&check).await.unwrap();
+        assert_eq!(answer.status, 200);
+        assert_eq!(String::from_utf8(answer.body).unwrap(), want);
+    }
+}
+
+#[tokio::test]
+async fn long_body_over_http2_is_truncated() {
+    let long = |_: &Request<Incoming>| "x".repeat(1024 * 1024);
+    let (address, _) = test_server::serve_tls(Vec::new(), &[b"h2"], long).await;
+    let mut check = check(address.port(), "/", &[]);
+    check.https = true;
+    assert_eq!(ask(&check).await.unwrap().body.len(), OUTPUT_LIMIT);
+}
+
+#[tokio::test]
+async fn host_that_http2_cannot_send_is_an_error() {
+    let (address, _) = test_server::serve_tls(Vec::new(), &[b"h2"], echo).await;
+    let mut check = check(address.port(), "/", &[("Host", "not an authority")]);
+    check.https = true;
+    let error = ask(&check).await.unwrap_err();
+    assert!(error.starts_with("Get \"https://127.0.0.1:"), "{error}");
 }

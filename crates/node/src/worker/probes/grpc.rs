@@ -4,7 +4,6 @@
 //! connection, its buffers and its tasks for the next call, which a probe does not need.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -12,19 +11,17 @@ use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http2;
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use podwright_core::probe::ProbeOutcome;
 use podwright_core::probe::check::USER_AGENT;
 use podwright_core::time::go_duration;
 use prost::Message;
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
 
+use crate::client::connection_tasks::ConnectionTasks;
 use crate::client::http_get::{authority, connect, dial_error};
 
 /// A response is a few bytes; more is not a health check.
 const MAX_RESPONSE: usize = 4096;
-const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
@@ -122,12 +119,10 @@ impl CallError {
 }
 
 async fn call(stream: TcpStream, target: &str, service: &str) -> Result<i32, CallError> {
-    // Tasks of the connection end with this call, whatever the server does.
-    let tasks = Arc::new(Mutex::new(JoinSet::new()));
-    let handshake =
-        http2::handshake(CallExecutor(Arc::downgrade(&tasks)), TokioIo::new(stream)).await;
+    let tasks = ConnectionTasks::default();
+    let handshake = http2::handshake(tasks.executor(), TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| CallError::broken(&error))?;
-    tasks.lock().spawn(async move {
+    tasks.spawn(async move {
         // An error of the connection also fails the call.
         let _ = connection.await;
     });
@@ -147,7 +142,7 @@ async fn call(stream: TcpStream, target: &str, service: &str) -> Result<i32, Cal
     let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
     let body = body.map_err(|error| CallError::broken(&*error))?;
     drop(sender);
-    close(&tasks).await;
+    tasks.close().await;
     if let Some(trailers) = body.trailers() {
         grpc_status(trailers)?;
     }
@@ -157,14 +152,6 @@ async fn call(stream: TcpStream, target: &str, service: &str) -> Result<i32, Cal
         message: "the response is not a health status".into(),
     };
     Ok(message.ok_or_else(invalid)?.status)
-}
-
-/// Lets the connection close properly, so that the server does not log a broken one.
-async fn close(tasks: &Mutex<JoinSet<()>>) {
-    let mut tasks = std::mem::take(&mut *tasks.lock());
-    let gone = async { while tasks.join_next().await.is_some() {} };
-    // A connection that does not close in time is aborted.
-    let _ = tokio::time::timeout(CLOSE_TIMEOUT, gone).await;
 }
 
 /// An error if the headers or trailers have a gRPC status other than OK.
@@ -213,19 +200,6 @@ fn unframe(mut body: Bytes) -> Option<Bytes> {
     let compressed = body.try_get_u8().ok()?;
     let length = usize::try_from(body.try_get_u32().ok()?).ok()?;
     (compressed == 0 && length == body.len()).then_some(body)
-}
-
-/// Executor for the tasks of a connection, bound to its call. Weak, because the tasks hold it too
-/// and would otherwise keep themselves alive.
-#[derive(Clone)]
-struct CallExecutor(Weak<Mutex<JoinSet<()>>>);
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for CallExecutor {
-    fn execute(&self, work: F) {
-        if let Some(tasks) = self.0.upgrade() {
-            tasks.lock().spawn(work);
-        }
-    }
 }
 
 #[cfg(test)]
