@@ -15,6 +15,9 @@ use crate::time::Mono;
 const MIN_STOP: Duration = Duration::from_secs(2);
 /// Back-off while the runtime reports a stop as done but still shows the container running.
 const SURVIVOR_BACKOFF: Duration = Duration::from_secs(10);
+/// Failed attempts after which a pod's sandboxes are stopped although the runtime could not be
+/// reached to stop its containers.
+const UNREACHED_ATTEMPTS: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopCause {
@@ -113,6 +116,13 @@ pub fn orphan(observed: &ObservedPod, attempts: &Attempts) -> Option<KillPod> {
         })
         .collect();
     non_empty(KillPod { stops, sandboxes: sandboxes(observed, attempts), replaced: false })
+}
+
+/// Whether the sandboxes are stopped although containers were not, which kills these without a
+/// grace period. A runtime that could not be reached may not have sent them SIGTERM: `unreached`
+/// containers are tried again first. One that refused to stop a container would refuse again.
+pub fn stops_sandboxes(unreached: usize, failed_attempts: u32) -> bool {
+    unreached == 0 || failed_attempts >= UNREACHED_ATTEMPTS
 }
 
 /// Back-off of stops: the end and the reason.

@@ -354,6 +354,16 @@ fn pre_stop_hook_uses_grace_period_but_never_all_of_it() {
 }
 
 #[test]
+fn sandbox_waits_for_containers_that_the_runtime_was_not_asked_to_stop() {
+    for (unreached, failed_attempts, want) in
+        [(0, 0, true), (0, 1, true), (1, 0, false), (2, 2, false), (1, 3, true), (1, 9, true)]
+    {
+        let stops = kill::stops_sandboxes(unreached, failed_attempts);
+        assert_eq!(stops, want, "{unreached} unreached after {failed_attempts} failures");
+    }
+}
+
+#[test]
 fn interrupted_pre_stop_hook_is_not_run_twice_and_a_sleep_has_its_time_left() {
     use kill::{HookState, PreStop, Stop, StopCause};
     let s = Duration::from_secs;

@@ -236,7 +236,10 @@ impl Execution<'_> {
         }
         let not_stopped = self.stop_in_order(&kill.stops).await;
         let mut errors: Vec<String> = not_stopped.iter().map(NotStopped::text).collect();
-        for sandbox in &kill.sandboxes {
+        let unreached = not_stopped.iter().filter(|stop| stop.is_unreached()).count();
+        let failed = self.attempts().step_failure(PodStep::Kill).map_or(0, |failed| failed.times);
+        let stops_sandboxes = plan::kill::stops_sandboxes(unreached, failed);
+        for sandbox in kill.sandboxes.iter().filter(|_| stops_sandboxes) {
             if let Err(error) = self.stop_sandbox(sandbox).await {
                 let (uid, text) = (self.pod.uid.as_str(), error.rpc_text());
                 errors.push(format!(

@@ -71,7 +71,7 @@ impl Execution<'_> {
         }
         let began = tokio::time::Instant::now();
         let record = self.stop_record(stop);
-        // The time that an earlier attempt, or an agent that was killed during it, has spent.
+        // The time that earlier attempts, or an agent that was killed during one, have spent.
         let earlier = record.as_ref().and_then(|record| self.begin_stop(stop, record));
         let spent = || earlier.unwrap_or_default().saturating_add(began.elapsed());
         let hook = match self.call_tracker.has_hook(&stop.instance) {
@@ -80,7 +80,9 @@ impl Execution<'_> {
         };
         match (kill::pre_stop(stop, container, earlier, hook), container) {
             (PreStop::Run, Some(container)) => self.pre_stop(stop, container).await,
-            (PreStop::FinishSleep(left), _) => tokio::time::sleep(left).await,
+            (PreStop::FinishSleep(left), _) => {
+                hooks::sleep(&self.context.reporting.metrics.hooks.sleeps_cut_short, left).await;
+            }
             (PreStop::Run, None) | (PreStop::Nothing, _) => {}
         }
         if let Some(order) = stop.order {
@@ -90,7 +92,17 @@ impl Execution<'_> {
             let _ = tokio::time::timeout(left, earlier_ended).await;
         }
         let grace = kill::remaining(stop.grace, spent());
-        self.call_tracker.stop(&self.context.runtime, stop.instance.clone(), grace).await?;
+        let stopped =
+            self.call_tracker.stop(&self.context.runtime, stop.instance.clone(), grace).await;
+        if let Err(error) = stopped {
+            if let Some(record) = &record
+                && let Err(error) = record.pause(spent(), self.context.clock.now())
+            {
+                let (container, error) = (&stop.container, chain(&error));
+                tracing::warn!(%container, error, "record failed stop failed, its time counts as grace period");
+            }
+            return Err(error);
+        }
         if let Some(record) = &record
             && let Err(error) = record.end()
         {
@@ -190,6 +202,11 @@ pub(super) struct NotStopped {
 }
 
 impl NotStopped {
+    /// Whether the runtime may not have received the call.
+    pub(super) fn is_unreached(&self) -> bool {
+        self.error.kind == podwright_cri::Kind::Unavailable
+    }
+
     /// The text for the event.
     pub(super) fn text(&self) -> String {
         let Self { container, error } = self;

@@ -1,8 +1,9 @@
 //! Stop record: a file that says since when a container is being stopped.
 //!
 //! An agent that is killed during a termination and started again continues it: it neither runs the
-//! preStop hook a second time nor grants the whole grace period again. The record is in the
-//! directory that holds the container's termination messages and is removed with the stop.
+//! preStop hook a second time nor grants the whole grace period again. The time between a stop that
+//! failed and the next one does not count: the container may not have received SIGTERM. The record
+//! is in the directory that holds the container's termination messages and is removed with the stop.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,6 +23,9 @@ const LIMIT: u64 = 4096;
 struct Content {
     #[serde(rename = "began")]
     began: Timestamp,
+    /// No stop is in progress, because the last one failed: seconds spent until then.
+    #[serde(rename = "spent", default, skip_serializing_if = "Option::is_none")]
+    spent: Option<u64>,
 }
 
 pub(super) struct StopRecord {
@@ -45,27 +49,43 @@ impl StopRecord {
         Some(Self { pod_directory, path })
     }
 
-    /// Records that the stop begins. Returns how long ago it began if it had already begun; a
-    /// record that cannot be understood says that it did, but not when.
+    /// Records that the stop begins. Returns the time already spent if it had begun before; a record
+    /// that cannot be understood says that it did, but not when.
     pub(super) fn begin(&self, now: Now) -> Result<Option<Duration>, FileError> {
         match self.pod_directory.read(&self.path, LIMIT) {
             Ok(bytes) => {
-                let content: Option<Content> = serde_json::from_slice(&bytes).ok();
-                let age = content.map(|content| now.age_of(content.began, Duration::MAX));
-                Ok(Some(age.unwrap_or_default()))
+                let Ok(content) = serde_json::from_slice::<Content>(&bytes) else {
+                    return Ok(Some(Duration::ZERO));
+                };
+                let Some(spent) = content.spent.map(Duration::from_secs) else {
+                    return Ok(Some(now.age_of(content.began, Duration::MAX)));
+                };
+                let began = now.wall.checked_sub(spent).unwrap_or(now.wall);
+                if let Err(error) = self.write(&Content { began, spent: None }) {
+                    tracing::warn!(%error, "record stop failed, after a restart its time does not count");
+                }
+                Ok(Some(spent))
             }
             Err(error) if error.is_not_found() => {
-                let content = Content { began: now.wall };
-                let bytes = serde_json::to_vec(&content).unwrap_or_default();
                 if let Some(parent) = self.path.parent() {
                     self.pod_directory.create_dir_all(parent, DIRECTORY_MODE)?;
                 }
-                // Survives the process; after a reboot no container is left to stop.
-                self.pod_directory.write_atomic(&self.path, &bytes, MODE, Durability::Cache)?;
+                self.write(&Content { began: now.wall, spent: None })?;
                 Ok(None)
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Records that the stop failed: no time counts until the next one begins.
+    pub(super) fn pause(&self, spent: Duration, now: Now) -> Result<(), FileError> {
+        self.write(&Content { began: now.wall, spent: Some(spent.as_secs()) })
+    }
+
+    fn write(&self, content: &Content) -> Result<(), FileError> {
+        let bytes = serde_json::to_vec(content).unwrap_or_default();
+        // Survives the process; after a reboot no container is left to stop.
+        self.pod_directory.write_atomic(&self.path, &bytes, MODE, Durability::Cache)
     }
 
     /// Removes the record: the container has stopped.
@@ -97,6 +117,21 @@ mod tests {
         assert_eq!(second.begin(t(50)).unwrap(), Some(Duration::ZERO));
         second.end().unwrap();
         assert_eq!(first.begin(t(113)).unwrap(), None);
+    }
+
+    #[test]
+    fn time_between_a_failed_stop_and_the_next_does_not_count() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = record(directory.path(), "c1").unwrap();
+        assert_eq!(record.begin(t(100)).unwrap(), None);
+        record.pause(Duration::from_secs(7), t(107)).unwrap();
+        assert_eq!(record.begin(t(150)).unwrap(), Some(Duration::from_secs(7)));
+        // The agent is killed during the second stop.
+        assert_eq!(record.begin(t(153)).unwrap(), Some(Duration::from_secs(10)));
+        let path = directory.path().join("containers/app/c1.stopping");
+        std::fs::write(path, r#"{"began":"2023-11-14T00:00:00Z","spent":18446744073709551615}"#)
+            .unwrap();
+        assert_eq!(record.begin(t(200)).unwrap(), Some(Duration::from_secs(u64::MAX)));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::{Kill, TerminationCause};
-use podwright_fake_runtime::{OnTerm, Rpc, Script};
+use podwright_fake_runtime::{Code, Fault, OnTerm, Rpc, Rule, Script};
 use podwright_node::pods;
 use podwright_testkit::sim::test_pod::{APP, APP_2, NODE, REMOTE, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, record};
@@ -84,6 +84,41 @@ fn shorter_grace_period_applies_at_once_and_a_longer_one_never() {
 }
 
 #[test]
+fn container_keeps_its_grace_period_while_the_runtime_cannot_be_reached() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.create(&test_pod("web").grace(20).container("app", STUBBORN)).await;
+        sim.until_ready("web").await;
+        sim.fake.fail(Rule::on(Rpc::StopContainer, Fault::Disconnect).pod("web").first(2));
+        sim.delete("web", None).await;
+        let third = |sim: &Sim| sim.fake.count(Rpc::StopContainer) == 3;
+        sim.until("it is stopped a third time", s(60), third).await;
+        assert_eq!(sim.fake.snapshot().running("web"), ["app"], "not killed with its sandbox");
+        assert_eq!(graces(&sim), [20, 20, 20]);
+        sim.until_gone("web").await;
+        assert_invariants(&sim);
+    });
+}
+
+#[test]
+fn pod_ends_with_its_sandbox_if_its_container_cannot_be_stopped() {
+    let refused = Fault::Error(Code::Unknown, "refused".into());
+    for (fault, stops) in [(Fault::Disconnect, 4), (refused, 1)] {
+        sim::run(async {
+            let sim = Sim::started(Options::default()).await;
+            sim.create(&test_pod("web").grace(20).container("app", STUBBORN)).await;
+            sim.until_ready("web").await;
+            sim.fake.fail(Rule::on(Rpc::StopContainer, fault).pod("web"));
+            sim.delete("web", None).await;
+            sim.until("it is stopped", s(120), |sim| sim.fake.snapshot().running("web").is_empty())
+                .await;
+            assert_eq!(sim.fake.count(Rpc::StopContainer), stops);
+            sim.until_gone("web").await;
+        });
+    }
+}
+
+#[test]
 fn eviction_of_a_deleting_pod_adds_its_message_and_keeps_the_cause() {
     sim::run(async {
         let sim = Sim::started(Options::default()).await;
@@ -134,8 +169,8 @@ fn pod_that_outlives_its_eviction_is_reported() {
         let sim = Sim::started(Options::default()).await;
         let uid = sim.create(&test_pod("web").container("app", APP)).await;
         sim.until_ready("web").await;
-        let hang = podwright_fake_runtime::Fault::Hang;
-        sim.fake.fail(podwright_fake_runtime::Rule::on(Rpc::StopContainer, hang).first(2));
+        let hang = Fault::Hang;
+        sim.fake.fail(Rule::on(Rpc::StopContainer, hang).first(2));
         let node = sim.node();
         let kill = Kill::evict("Evicted", "", Some(s(1)));
         let ended = node.end_pod(&PodUid::new(uid), kill).await;
@@ -200,8 +235,8 @@ fn nothing_of_an_orphan_is_removed_while_its_sandbox_is_being_stopped() {
         sim.until("it runs", s(60), runs).await;
         sim.crash().await;
         sim.remove_manifest("static.json");
-        let hang = podwright_fake_runtime::Fault::Hang;
-        sim.fake.fail(podwright_fake_runtime::Rule::on(Rpc::StopPodSandbox, hang).first(8));
+        let hang = Fault::Hang;
+        sim.fake.fail(Rule::on(Rpc::StopPodSandbox, hang).first(8));
         sim.start().await;
         // Garbage collection runs once a minute.
         sim.pass(s(80)).await;
