@@ -20,10 +20,11 @@ mod bootstrap;
 mod claims;
 mod dependents;
 mod namespaces;
+mod protection;
 mod roles;
 
 pub(crate) use bootstrap::namespace_contents;
-pub use claims::{ClaimDirectories, ReclaimDirectory, is_claim_volume};
+pub use claims::{ClaimDirectories, ReclaimDirectory};
 
 /// How often old events are expired when nothing is written.
 const EXPIRE_EVERY: Duration = Duration::from_secs(60);

@@ -48,7 +48,7 @@ pub use access::Identity;
 pub use authority::Authority;
 pub use clock::{Clock, Ids};
 pub use connect::PodConnector;
-pub use controllers::{ClaimDirectories, ReclaimDirectory, is_claim_volume};
+pub use controllers::{ClaimDirectories, ReclaimDirectory};
 pub use serve::Peers;
 pub use server::{ApiServer, Settings};
 pub use store::{Limits, Store};

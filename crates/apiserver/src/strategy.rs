@@ -30,9 +30,8 @@ pub fn prepare_create(resource: &Resource, object: &mut Object) {
             object.put(&["status", "qosClass"], class);
         }
         "namespaces" => prepare_namespace(object),
-        "persistentvolumes" | "persistentvolumeclaims" => {
-            object.set("status", Some(json!({"phase": "Pending"})));
-        }
+        "persistentvolumes" => prepare_storage(object, VOLUME_PROTECTION),
+        "persistentvolumeclaims" => prepare_storage(object, CLAIM_PROTECTION),
         "priorityclasses" => object.set_generation(1),
         _ => {}
     }
@@ -41,6 +40,20 @@ pub fn prepare_create(resource: &Resource, object: &mut Object) {
 fn qos_class(pod: &Object) -> Option<&'static str> {
     let pod: Pod = schema::typed(pod.value()).ok()?;
     QosClass::of(&pod).ok().map(QosClass::as_str)
+}
+
+/// Finalizer of a claim: it stays while a pod uses it.
+pub(crate) const CLAIM_PROTECTION: &str = "kubernetes.io/pvc-protection";
+/// Finalizer of a volume: it stays while it is bound to a claim.
+pub(crate) const VOLUME_PROTECTION: &str = "kubernetes.io/pv-protection";
+
+fn prepare_storage(object: &mut Object, finalizer: &str) {
+    object.set("status", Some(json!({"phase": "Pending"})));
+    let mut finalizers: Vec<String> = object.finalizers().into_iter().map(str::to_owned).collect();
+    if !finalizers.iter().any(|held| held == finalizer) {
+        finalizers.push(finalizer.to_owned());
+        object.set_finalizers(&finalizers);
+    }
 }
 
 /// Finalizer that the server removes once the namespace is empty.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use podwright_api::quantity::Quantity;
+use podwright_core::volume::claim::{PROVISIONED_BY, PROVISIONER, is_claim_volume};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -25,15 +26,15 @@ use crate::registry::{PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Resour
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{Key, Scope};
+use crate::store::Key;
+use crate::strategy::VOLUME_PROTECTION;
 
 use super::namespaces::named;
+use super::protection::Users;
 use super::wait_for_change;
 
 /// Pods matter only while a volume is to be reclaimed, which is rare.
 const WATCHED: [&Resource; 3] = [&PERSISTENT_VOLUME_CLAIMS, &PERSISTENT_VOLUMES, &PODS];
-const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-const PROVISIONER: &str = "podwright";
 const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 
 /// Base directory for claims on this machine, and what removes directories in it.
@@ -67,6 +68,10 @@ impl ApiServer {
             let now = *changes.borrow_and_update();
             let mut failed = false;
             if seen.is_none_or(|seen| self.any_changed(&WATCHED, seen)) {
+                if let Err(error) = self.protect_storage().await {
+                    tracing::warn!(%error, "protect claims in use failed, retrying shortly");
+                    failed = true;
+                }
                 if let Err(error) = self.bind_claims().await {
                     tracing::warn!(%error, "bind claims failed, retrying shortly");
                     failed = true;
@@ -184,10 +189,11 @@ impl ApiServer {
         let mut reclaimed = Reclaimed::All;
         for volume in self.volumes()? {
             let key = Key::new(&PERSISTENT_VOLUMES, "", volume.name());
-            if volume.is_being_deleted() {
+            let claimed = volume.value().pointer("/spec/claimRef/uid").is_some();
+            if !claimed && volume.is_being_deleted() {
+                self.unprotect(&PERSISTENT_VOLUMES, &key, VOLUME_PROTECTION).await?;
                 continue;
             }
-            let claimed = volume.value().pointer("/spec/claimRef/uid").is_some();
             if !claimed {
                 self.set_phase(&key, "Available").await?;
                 continue;
@@ -201,8 +207,13 @@ impl ApiServer {
             }
             let ours = volume.annotation(PROVISIONED_BY) == Some(PROVISIONER)
                 && volume.text("/spec/persistentVolumeReclaimPolicy") == "Delete";
-            if !ours || self.in_use(namespace, name)? {
+            if self.in_use(namespace, name, Users::Any)? {
                 self.set_phase(&key, "Released").await?;
+                continue;
+            }
+            if !ours {
+                self.set_phase(&key, "Released").await?;
+                self.unprotect(&PERSISTENT_VOLUMES, &key, VOLUME_PROTECTION).await?;
                 continue;
             }
             if let Err(error) = self.remove_directory(volume.name()).await {
@@ -223,6 +234,7 @@ impl ApiServer {
                 Err(error) if error.code != 404 => return Err(error),
                 Ok(_) | Err(_) => {}
             }
+            self.unprotect(&PERSISTENT_VOLUMES, &key, VOLUME_PROTECTION).await?;
         }
         Ok(reclaimed)
     }
@@ -245,22 +257,6 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Whether a pod uses the claim.
-    fn in_use(&self, namespace: &str, claim: &str) -> Result<bool, ApiError> {
-        let (pods, _) = self.store().list(&Scope::new(&PODS, Some(namespace)), None)?;
-        for (_, document) in pods {
-            let pod = document.object(&PODS)?;
-            let volumes = pod.value().pointer("/spec/volumes").and_then(Value::as_array);
-            let names = volumes.into_iter().flatten().filter_map(|volume| {
-                volume.pointer("/persistentVolumeClaim/claimName").and_then(Value::as_str)
-            });
-            if names.into_iter().any(|name| name == claim) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     async fn remove_directory(&self, volume: &str) -> io::Result<()> {
         let Some(directories) = &self.settings().volumes else { return Ok(()) };
         let Some(path) = directory_of(&directories.path, volume) else { return Ok(()) };
@@ -271,13 +267,6 @@ impl ApiServer {
 /// Directory of a volume that this server named; `None` for any other name.
 fn directory_of(base: &Path, volume: &str) -> Option<PathBuf> {
     is_claim_volume(volume).then(|| base.join(volume))
-}
-
-/// Whether a volume, and its directory, has a name that this server gives to claim volumes.
-pub fn is_claim_volume(volume: &str) -> bool {
-    let plain =
-        |uid: &str| !uid.is_empty() && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
-    volume.strip_prefix("pvc-").is_some_and(plain)
 }
 
 fn reference(claim: &Object) -> Value {

@@ -80,22 +80,99 @@ async fn claim_gets_a_directory_that_is_deleted_with_it() {
     let mut user = pod("user", "");
     user["spec"]["volumes"] =
         json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    user["spec"]["nodeName"] = json!("n1");
     test_server.post(&format!("{NS}/pods"), user).await.ok();
-    test_server.delete(&format!("{NS}/persistentvolumeclaims/data")).await.ok();
-    eventually("the volume is released", || async {
-        test_server.get(&format!("{VOLUMES}/{volume}")).await.body["status"]["phase"] == "Released"
-    })
-    .await;
+    let deleted = test_server.delete(&format!("{NS}/persistentvolumeclaims/data")).await.ok();
+    assert_eq!(deleted.body["metadata"]["finalizers"], json!(["kubernetes.io/pvc-protection"]));
+    // when the controller has seen the deletion
+    test_server.post(&format!("{NS}/persistentvolumeclaims"), claim("later", "1Gi")).await.ok();
+    eventually("the other is bound", || async { volume_of(&test_server, "later").await.is_some() })
+        .await;
+    // then the claim is still there, and bound
+    let held = test_server.get(&format!("{NS}/persistentvolumeclaims/data")).await.ok().body;
+    assert!(held["metadata"]["deletionTimestamp"].is_string(), "{held}");
+    assert_eq!(held["status"]["phase"], "Bound");
+    let shown = test_server.get(&format!("{VOLUMES}/{volume}")).await.ok();
+    assert_eq!(shown.body["status"]["phase"], "Bound");
     assert!(path.exists(), "a pod may still write to it");
     test_server
         .delete_with(&format!("{NS}/pods/user"), json!({"gracePeriodSeconds": 0}))
         .await
         .ok();
+    eventually("the claim is gone", || async {
+        test_server.get(&format!("{NS}/persistentvolumeclaims/data")).await.code == 404
+    })
+    .await;
     eventually("the volume is gone", || async {
         test_server.get(&format!("{VOLUMES}/{volume}")).await.code == 404
     })
     .await;
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn pod_without_a_node_does_not_hold_a_claim() {
+    let directory = tempfile::tempdir().unwrap();
+    let (test_server, _alive) = with_controllers(directory.path()).await;
+    test_server.post(&format!("{NS}/persistentvolumeclaims"), claim("data", "1Gi")).await.ok();
+    let mut waiting = pod("waiting", "");
+    waiting["spec"]["volumes"] =
+        json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    test_server.post(&format!("{NS}/pods"), waiting).await.ok();
+    test_server.delete(&format!("{NS}/persistentvolumeclaims/data")).await.ok();
+    eventually("the claim is gone", || async {
+        test_server.get(&format!("{NS}/persistentvolumeclaims/data")).await.code == 404
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn bound_volume_stays_until_its_claim_is_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let (test_server, _alive) = with_controllers(directory.path()).await;
+    test_server.post(&format!("{NS}/persistentvolumeclaims"), claim("data", "1Gi")).await.ok();
+    eventually("it is bound", || async { volume_of(&test_server, "data").await.is_some() }).await;
+    let volume = volume_of(&test_server, "data").await.unwrap();
+    let address = format!("{VOLUMES}/{volume}");
+    std::fs::create_dir_all(directory.path().join(&volume)).unwrap();
+    let deleted = test_server.delete(&address).await.ok().body;
+    assert_eq!(deleted["metadata"]["finalizers"], json!(["kubernetes.io/pv-protection"]));
+    // when the controller has seen the deletion
+    test_server.post(&format!("{NS}/persistentvolumeclaims"), claim("later", "1Gi")).await.ok();
+    eventually("the other is bound", || async { volume_of(&test_server, "later").await.is_some() })
+        .await;
+    assert_eq!(test_server.get(&address).await.ok().body["status"]["phase"], "Bound");
+    test_server.delete(&format!("{NS}/persistentvolumeclaims/data")).await.ok();
+    eventually("it is gone", || async { test_server.get(&address).await.code == 404 }).await;
+    assert!(!directory.path().join(&volume).exists(), "its directory is gone with it");
+    // one that nothing claims goes at once
+    let unclaimed = json!({"metadata": {"name": "spare"}, "spec": {"capacity": {"storage": "1Mi"},
+        "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/srv/data"}}});
+    test_server.post(VOLUMES, unclaimed).await.ok();
+    test_server.delete(&format!("{VOLUMES}/spare")).await.ok();
+    eventually("it is gone", || async {
+        test_server.get(&format!("{VOLUMES}/spare")).await.code == 404
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn claims_of_an_earlier_build_are_protected_from_the_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let (test_server, _alive) = with_controllers(directory.path()).await;
+    let address = format!("{NS}/persistentvolumeclaims/data");
+    test_server.post(&format!("{NS}/persistentvolumeclaims"), claim("data", "1Gi")).await.ok();
+    eventually("it is bound", || async { volume_of(&test_server, "data").await.is_some() }).await;
+    let volume = format!("{VOLUMES}/{}", volume_of(&test_server, "data").await.unwrap());
+    // An earlier build stored neither finalizer.
+    for (address, finalizer) in [(&address, "pvc-protection"), (&volume, "pv-protection")] {
+        test_server.merge(address, json!({"metadata": {"finalizers": null}})).await.ok();
+        let want = json!([format!("kubernetes.io/{finalizer}")]);
+        eventually("it is protected", || async {
+            test_server.get(address).await.body["metadata"]["finalizers"] == want
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

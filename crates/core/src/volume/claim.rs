@@ -8,6 +8,10 @@ use k8s_openapi::api::core::v1;
 use super::affinity::{self, NodeView};
 use crate::pod::Pod;
 
+/// Annotation of a volume with the name of what created it for a claim.
+pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+/// Creates the directories of claims on a standalone node.
+pub const PROVISIONER: &str = "podwright";
 const GROUP_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,8 +61,17 @@ impl ClaimRef {
 /// Location of a persistent volume's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeLocation {
-    Local { path: String },
-    HostPath { path: String, kind: String },
+    Local {
+        path: String,
+    },
+    HostPath {
+        path: String,
+        kind: String,
+    },
+    /// A directory that this node created for the claim.
+    ClaimDirectory {
+        path: String,
+    },
 }
 
 /// A persistent volume that the pod may use.
@@ -131,8 +144,11 @@ pub fn resolve(
     let location = if let Some(local) = &spec.local {
         VolumeLocation::Local { path: local.path.clone() }
     } else if let Some(host) = &spec.host_path {
-        let kind = host.type_.clone().unwrap_or_default();
-        VolumeLocation::HostPath { path: host.path.clone(), kind }
+        let (path, kind) = (host.path.clone(), host.type_.clone().unwrap_or_default());
+        match is_claim_directory(persistent, &path, &kind) {
+            true => VolumeLocation::ClaimDirectory { path },
+            false => VolumeLocation::HostPath { path, kind },
+        }
     } else {
         return Err(ClaimError::Kind { volume: name });
     };
@@ -144,6 +160,26 @@ pub fn resolve(
         read_only: wanted.read_only,
         group: group.and_then(|group| group.parse().ok()),
     })
+}
+
+/// Whether a volume, and its directory, has a name that a standalone node gives to claim volumes.
+pub fn is_claim_volume(volume: &str) -> bool {
+    let plain =
+        |uid: &str| !uid.is_empty() && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    volume.strip_prefix("pvc-").is_some_and(plain)
+}
+
+/// Whether the directory is one that a standalone node made for this volume. Any other hostPath is
+/// the user's: its owner and mode stay as they are.
+fn is_claim_directory(volume: &v1::PersistentVolume, path: &str, kind: &str) -> bool {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let annotations = volume.metadata.annotations.as_ref();
+    let provisioner = annotations.and_then(|all| all.get(PROVISIONED_BY));
+    provisioner.is_some_and(|provisioner| provisioner == PROVISIONER)
+        && kind == "DirectoryOrCreate"
+        && is_claim_volume(name)
+        && path.starts_with('/')
+        && path.rsplit_once('/').is_some_and(|(_, last)| last == name)
 }
 
 fn check_mode(
@@ -221,6 +257,41 @@ mod tests {
             group: Some(44),
         };
         assert_eq!(resolved(&fixture), Ok(want));
+    }
+
+    #[test]
+    fn only_directories_that_this_node_made_are_claim_directories() {
+        let directory = |name: &str, provisioner: &str, path: &str, kind: &str| {
+            let mut fixture = fixture();
+            fixture.persistent = json!({
+                "metadata": {"name": name, "annotations": {PROVISIONED_BY: provisioner}},
+                "spec": {"claimRef": {"uid": "c1"}, "hostPath": {"path": path, "type": kind}},
+            });
+            let pod = pod("p").container_with("c", fixture.mount.clone()).build();
+            let volume: v1::Volume = serde_json::from_value(fixture.volume).unwrap();
+            let wanted = ClaimRef::of(&pod, &volume).unwrap();
+            let node = NodeView { name: "n1".into(), labels: Default::default() };
+            let claim = serde_json::from_value(fixture.claim).unwrap();
+            let persistent = serde_json::from_value(fixture.persistent).unwrap();
+            let bound = resolve(&pod, &volume, &wanted, &claim, &persistent, &node).unwrap();
+            matches!(bound.location, VolumeLocation::ClaimDirectory { .. })
+        };
+        let made = "DirectoryOrCreate";
+        for (case, is, want) in [
+            ("ours", directory("pvc-1a-2", PROVISIONER, "/state/volumes/pvc-1a-2", made), true),
+            ("of another provisioner", directory("pvc-1a", "rancher.io", "/v/pvc-1a", made), false),
+            ("elsewhere", directory("pvc-1a", PROVISIONER, "/etc", made), false),
+            (
+                "a path that ends elsewhere",
+                directory("pvc-1a", PROVISIONER, "/v/pvc-1a/..", made),
+                false,
+            ),
+            ("a relative path", directory("pvc-1a", PROVISIONER, "v/pvc-1a", made), false),
+            ("a volume of a user", directory("mine", PROVISIONER, "/v/mine", made), false),
+            ("another type", directory("pvc-1a", PROVISIONER, "/v/pvc-1a", ""), false),
+        ] {
+            assert_eq!(is, want, "{case}");
+        }
     }
 
     #[test]

@@ -42,6 +42,21 @@ pub fn needs_walk(pod: &Pod, group: u32, root_group: u32, root_mode: u32, access
     }
 }
 
+/// Mode of an empty volume that any user of a container may write to. It must be in a directory
+/// that is closed to the users of the machine ([`is_private`]).
+pub const OPEN_MODE: u32 = 0o777;
+
+/// Whether only root can reach what is in a directory.
+pub fn is_private(user: u32, mode: u32) -> bool {
+    user == 0 && mode & 0o077 == 0
+}
+
+/// Whether a directory is as an agent makes it before it is set up, or as an earlier build left it:
+/// closed to all but root. Its content, if any, was then written by a container.
+pub fn is_closed(user: u32, group: u32, mode: u32) -> bool {
+    (user, group, mode) == (0, 0, 0o755)
+}
+
 /// Mode and owner of a token file. It is readable only by the user that all containers run as, or
 /// by the pod's group, if either is set.
 pub fn of_token(pod: &Pod, default_mode: u32) -> (u32, Option<u32>) {

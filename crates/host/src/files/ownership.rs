@@ -17,6 +17,7 @@ use super::{Kind, Result, Root, entries, open_beneath};
 /// Owner, group and mode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
+    pub user: u32,
     pub group: u32,
     /// With the set-id and sticky bits.
     pub mode: u32,
@@ -27,7 +28,7 @@ impl Root {
     pub fn ownership(&self) -> Result<Ownership> {
         let stat =
             rustix::fs::fstat(self).map_err(|errno| self.error("look at", Path::new(""), errno))?;
-        Ok(Ownership { group: stat.st_gid, mode: stat.st_mode & 0o7777 })
+        Ok(Ownership { user: stat.st_uid, group: stat.st_gid, mode: stat.st_mode & 0o7777 })
     }
 
     /// Sets the mode of the root itself.

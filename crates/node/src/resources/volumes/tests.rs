@@ -110,6 +110,36 @@ impl Scene {
         claim
     }
 
+    /// A claim `c` whose directory a standalone node makes; returns its path.
+    async fn claim_directory(&self) -> PathBuf {
+        let nodes: Api<v1::Node> = Api::all(self.client.clone());
+        let node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        let claims: Api<v1::PersistentVolumeClaim> = Api::default_namespaced(self.client.clone());
+        let name = "pvc-12ab";
+        let claim = json!({"metadata": {"name": "c"}, "spec": {"volumeName": name,
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+        let claim = serde_json::from_value(claim).unwrap();
+        let claim = claims.create(&PostParams::default(), &claim).await.unwrap();
+        let bound = Patch::Merge(json!({"status": {"phase": "Bound"}}));
+        claims.patch_status("c", &PatchParams::default(), &bound).await.unwrap();
+        let claims = self.dir.path().join("claims");
+        std::fs::create_dir(&claims).unwrap();
+        std::fs::set_permissions(&claims, PermissionsExt::from_mode(0o700)).unwrap();
+        let path = claims.join(name);
+        let provisioned = json!({"pv.kubernetes.io/provisioned-by": "podwright"});
+        let volume = json!({
+            "metadata": {"name": name, "annotations": provisioned},
+            "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+                "hostPath": {"path": path, "type": "DirectoryOrCreate"},
+                "claimRef": {"namespace": "default", "name": "c", "uid": claim.metadata.uid}},
+        });
+        let volume = serde_json::from_value(volume).unwrap();
+        let persistent: Api<v1::PersistentVolume> = Api::all(self.client.clone());
+        persistent.create(&PostParams::default(), &volume).await.unwrap();
+        path
+    }
+
     pub(super) fn at(&self, pod: &Pod, volume: &str) -> PathBuf {
         let mounted = self.volumes.mounted(&pod.uid);
         PathBuf::from(mounted[volume].directory().unwrap())
@@ -377,6 +407,91 @@ async fn claim_resolves_to_its_local_volume_only_if_bound_to_it() {
     std::fs::write(path.join("file"), "changed").unwrap_err();
     scene.volumes.release(&pod.uid).await.unwrap();
     assert_eq!(text(data.join("file")), "kept", "the data outlives the pod");
+}
+
+fn with_claim(context: &Value) -> Value {
+    json!({"securityContext": context, "volumes": [
+        {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]})
+}
+
+#[tokio::test]
+async fn directory_of_a_claim_is_open_to_any_user_of_its_pods() {
+    needs_root!();
+    for (case, before) in [("new", None), ("empty, of an earlier build", Some(0o755))] {
+        let scene = Scene::new().await;
+        let path = scene.claim_directory().await;
+        if let Some(before) = before {
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(before)).unwrap();
+        }
+        let pod = scene.pod(with_claim(&json!({"runAsUser": 4321}))).await;
+        scene.volumes.mount(&pod).await.unwrap();
+        assert_eq!(scene.at(&pod, "v"), path, "{case}");
+        assert_eq!(mode(&path), 0o777, "{case}");
+        scene.volumes.release(&pod.uid).await.unwrap();
+        let left: Vec<_> = std::fs::read_dir(scene.volumes.pod_dir(&pod.uid)).unwrap().collect();
+        assert_eq!(left.len(), 1, "nothing is left but containers/: {left:?}");
+        assert!(path.exists(), "{case}: the data outlives the pod");
+    }
+}
+
+#[tokio::test]
+async fn directory_of_a_claim_with_content_keeps_its_owner_and_mode() {
+    needs_root!();
+    let scene = Scene::new().await;
+    let path = scene.claim_directory().await;
+    std::fs::create_dir_all(&path).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(path.join("data"), "x").unwrap();
+    let pod = scene.pod(with_claim(&json!({}))).await;
+    scene.volumes.mount(&pod).await.unwrap();
+    assert_eq!(mode(&path), 0o755);
+}
+
+#[tokio::test]
+async fn directory_of_a_claim_that_users_of_the_machine_can_reach_stays_closed() {
+    needs_root!();
+    let scene = Scene::new().await;
+    let path = scene.claim_directory().await;
+    std::fs::set_permissions(path.parent().unwrap(), PermissionsExt::from_mode(0o711)).unwrap();
+    let pod = scene.pod(with_claim(&json!({}))).await;
+    scene.volumes.mount(&pod).await.unwrap();
+    assert_eq!(mode(&path), 0o755);
+}
+
+#[tokio::test]
+async fn claim_is_given_to_the_group_of_each_new_pod_once() {
+    needs_root!();
+    let mut scene = Scene::new().await;
+    let path = scene.claim_directory().await;
+    let file = path.join("private");
+    let close = |file: &Path| {
+        std::fs::write(file, "x").unwrap();
+        std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    let group = |path: &Path| std::fs::metadata(path).unwrap().gid();
+    let first = scene.named_pod("first", with_claim(&json!({"fsGroup": 4321}))).await;
+    scene.volumes.mount(&first).await.unwrap();
+    assert_eq!((mode(&path), group(&path)), (0o2777, 4321));
+    // what containers do afterwards stays, across restarts of the agent
+    close(&file);
+    scene.restart();
+    scene.volumes.mount(&first).await.unwrap();
+    assert_eq!(mode(&file), 0o600);
+    // the next pod gets it, unless its policy says that the root shows that nothing is to be done
+    let policy = json!({"fsGroup": 4321, "fsGroupChangePolicy": "OnRootMismatch"});
+    let second = scene.named_pod("second", with_claim(&policy)).await;
+    scene.volumes.mount(&second).await.unwrap();
+    assert_eq!(mode(&file), 0o600);
+    let third = scene.named_pod("third", with_claim(&json!({"fsGroup": 4321}))).await;
+    scene.volumes.mount(&third).await.unwrap();
+    assert_eq!((mode(&file), group(&file)), (0o660, 4321));
+    // a pod that has run under an earlier build is left alone
+    close(&file);
+    let fourth = scene.named_pod("fourth", with_claim(&json!({"fsGroup": 4322}))).await;
+    std::fs::create_dir_all(scene.volumes.pod_dir(&fourth.uid).join("containers/c")).unwrap();
+    scene.volumes.mount(&fourth).await.unwrap();
+    assert_eq!((mode(&file), group(&path)), (0o600, 4321));
 }
 
 #[tokio::test]

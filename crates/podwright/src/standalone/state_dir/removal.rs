@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use podwright_apiserver::is_claim_volume;
+use podwright_core::volume::claim::is_claim_volume;
 use podwright_host::files::{FileError, Kind, Root};
 use podwright_host::mounts::{self, Mount};
 
