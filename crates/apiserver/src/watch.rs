@@ -10,7 +10,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures::stream;
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +18,9 @@ use crate::document::{Document, DocumentError, Revision};
 use crate::encode::Encoder;
 use crate::json_edit;
 use crate::negotiate::View;
+use crate::object::Object;
 use crate::options::{Freshness, ListOptions};
+use crate::registry::PODS;
 use crate::request::RequestInfo;
 use crate::selector::Selector;
 use crate::server::ApiServer;
@@ -29,6 +31,9 @@ use crate::store::{Event, EventType, HistoryError, Key, Scope, Subscription, Uns
 const BATCH: usize = 32;
 /// Interval of bookmarks.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+/// The last bookmark is sent this long before the end, so that the client's next watch continues
+/// where this one ended.
+const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// Default timeout. In a cluster, watches end so that clients spread over servers again; here it
 /// only bounds the cost of an abandoned connection.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(45 * 60);
@@ -132,6 +137,7 @@ impl ApiServer {
         let timeout = options.watch.timeout_seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs);
         let only =
             (!info.name.is_empty()).then(|| Key::new(info.resource, &info.namespace, &info.name));
+        let ends = now.checked_add(timeout).unwrap_or(now + DEFAULT_TIMEOUT);
         let watch = Watch {
             server: self.clone(),
             encoder,
@@ -140,8 +146,8 @@ impl ApiServer {
             only,
             position,
             bookmarks: options.watch.bookmarks,
-            next_bookmark: now + BOOKMARK_EVERY,
-            ends: now.checked_add(timeout).unwrap_or(now + DEFAULT_TIMEOUT),
+            next_bookmark: next_bookmark(now, ends),
+            ends,
             stop: self.stopped(),
             changes,
             behind: true,
@@ -151,6 +157,15 @@ impl ApiServer {
             Some((Ok::<Bytes, std::convert::Infallible>(chunk), watch))
         });
         Ok(Body::from_stream(lines))
+    }
+}
+
+/// Time of the bookmark after `now`. After the last one it is past the end.
+fn next_bookmark(now: Instant, ends: Instant) -> Instant {
+    let next = now + BOOKMARK_EVERY;
+    match ends.checked_sub(BOOKMARK_BEFORE_END).filter(|last| now < *last) {
+        Some(last) => next.min(last),
+        None => next.max(ends),
     }
 }
 
@@ -209,8 +224,7 @@ impl Watch {
             return;
         }
         if bookmark_at_end {
-            let end = json!({"k8s.io/initial-events-end": "true"});
-            self.bookmark(revision, Some(end), lines);
+            self.bookmark(revision, true, lines);
         }
         self.position = WatchPosition::After(revision);
     }
@@ -312,8 +326,8 @@ impl Watch {
                 }
                 // A change comes before the bookmark, which is sent in the next wait then.
                 if self.next_read_is_empty() && let WatchPosition::After(revision) = self.position {
-                    self.next_bookmark = now + BOOKMARK_EVERY;
-                    self.bookmark(revision, None, lines);
+                    self.next_bookmark = next_bookmark(now, self.ends);
+                    self.bookmark(revision, false, lines);
                 }
                 true
             }
@@ -331,18 +345,28 @@ impl Watch {
         }
     }
 
-    fn bookmark(&mut self, revision: Revision, annotations: Option<Value>, lines: &mut Vec<u8>) {
-        let mut metadata =
-            json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
+    /// `initial_end`: everything that existed at the start has been sent.
+    fn bookmark(&mut self, revision: Revision, initial_end: bool, lines: &mut Vec<u8>) {
+        let mut metadata = json!({"resourceVersion": revision.to_string()});
+        let annotations = initial_end.then(|| json!({"k8s.io/initial-events-end": "true"}));
         json_edit::put(&mut metadata, &["annotations"], annotations);
         let resource = self.encoder.resource;
         let object = match self.encoder.view {
-            View::Table => json!({
-                "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
-                "columnDefinitions": null, "rows": [],
-            }),
+            View::Table => {
+                // The table has one row, with the bookmark as its object.
+                let object = Object::try_from(json!({"metadata": metadata})).unwrap_or_default();
+                return self.write(
+                    WatchEventType::Bookmark,
+                    &self.encoder.object(object, self.now()),
+                    lines,
+                );
+            }
             View::Metadata => json!({
                 "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+            }),
+            View::Whole if resource == &PODS => json!({
+                "kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata,
+                "spec": {"containers": null}, "status": {},
             }),
             View::Whole => json!({
                 "kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata,

@@ -155,9 +155,53 @@ async fn bookmarks_are_sent_every_minute_on_request() {
         newer.as_str(),
         "it advances with changes of other objects"
     );
-    assert_eq!(watched.rest().await, ["BOOKMARK -"]);
+    for (case, at) in [("another minute later", 120), ("right before the end", 148)] {
+        assert_eq!(watched.line().await, "BOOKMARK -");
+        assert_eq!(began.elapsed().as_secs(), at, "{case}");
+    }
+    assert_eq!(watched.rest().await, Vec::<String>::new());
     assert_eq!(began.elapsed().as_secs(), 150, "the timeout");
     assert_eq!(plain.rest().await, Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn bookmark_after_the_initial_objects_has_the_form_that_clients_wait_for() {
+    let test_server = TestServer::new().await;
+    let mark = json!({"k8s.io/initial-events-end": "true"});
+    let list = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    for (case, query) in [
+        ("requested", list),
+        ("a plain watch of everything", "resourceVersion=0"),
+        ("a plain watch of the newest", ""),
+    ] {
+        let path = format!("{NS}/pods?watch=1&timeoutSeconds=1&allowWatchBookmarks=true&{query}");
+        let event = test_server.watch(&path).await.next().await.unwrap();
+        let version = event["object"]["metadata"]["resourceVersion"].clone();
+        assert!(version.is_string(), "{case}: {event}");
+        let want = json!({
+            "kind": "Pod", "apiVersion": "v1",
+            "metadata": {"resourceVersion": version, "annotations": mark},
+            "spec": {"containers": null}, "status": {},
+        });
+        assert_eq!(event, json!({"type": "BOOKMARK", "object": want}), "{case}");
+    }
+    for path in [
+        format!("{NS}/pods?watch=1&timeoutSeconds=1&{list}"),
+        format!("{NS}/pods?watch=1&timeoutSeconds=1&allowWatchBookmarks=true&resourceVersion=1"),
+    ] {
+        assert_eq!(test_server.watch(&path).await.rest().await, Vec::<String>::new(), "{path}");
+    }
+    let request = http::Request::get(format!(
+        "{NS}/pods?watch=1&timeoutSeconds=1&allowWatchBookmarks=true&{list}"
+    ))
+    .header("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1")
+    .body(axum::body::Body::empty())
+    .unwrap();
+    let text = super::test_server::drained(test_server.raw(request).await.into_body()).await;
+    let event: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let rows = event["object"]["rows"].as_array().unwrap();
+    assert_eq!((event["type"].as_str(), rows.len()), (Some("BOOKMARK"), 1));
+    assert_eq!(rows[0]["object"]["metadata"]["annotations"], mark);
 }
 
 #[tokio::test(start_paused = true)]
