@@ -6,6 +6,7 @@ use podwright_api::schema::{self, Field, Merge, Side, Struct, Type};
 use serde_json::{Map, Value, json};
 
 use super::Form;
+use super::descriptions::Descriptions;
 use crate::json_edit;
 use crate::registry::{Resource, Verb};
 
@@ -43,6 +44,10 @@ pub(super) fn of(resources: impl Iterator<Item = &'static Resource>, form: Form)
         if resource.verbs.contains(&Verb::List) {
             all.insert(format!("{}List", name_of(shape)), list_of(resource, shape, form));
         }
+    }
+    match form {
+        Form::V2 => {}
+        Form::V3 => Descriptions::unpack().add_to(&mut all),
     }
     Value::Object(all)
 }
