@@ -11,6 +11,7 @@ mod images;
 mod journals;
 mod papers;
 mod picture;
+mod size;
 mod suite;
 mod tidy;
 
@@ -69,6 +70,15 @@ enum Task {
         #[arg(long, requires = "head")]
         directories: bool,
     },
+    /// Print what each section, crate and embedded file adds to the release binary
+    Size {
+        /// Program to measure; default: the release build with its symbols, built now
+        #[arg(long, value_name = "FILE")]
+        program: Option<PathBuf>,
+        /// Number of crates to print
+        #[arg(long, value_name = "NUMBER", default_value_t = 30)]
+        crates: usize,
+    },
     /// Run the repository checks: dependencies, licences, sources, documents
     Tidy,
     /// List the licence of every package used in the build
@@ -97,6 +107,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Task::Journals { base, head, .. } => {
             return journals::run(&workspace, &base, head.as_deref());
         }
+        Task::Size { program, crates } => return size::run(&workspace, program, crates),
         Task::Tidy => return tidy::run(&workspace),
         Task::Licences => tidy::list_licences(&workspace)?,
     }
