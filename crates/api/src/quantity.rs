@@ -63,6 +63,11 @@ impl Quantity {
         Self { nanos: i128::from(milli) * NANOS_PER_MILLI, format: Format::DecimalSi }
     }
 
+    /// Billionths, printed as decimal; used for measured CPU.
+    pub fn from_nanos(nanos: u64) -> Self {
+        Self { nanos: i128::from(nanos), format: Format::DecimalSi }
+    }
+
     /// Bytes, printed with binary suffixes; used for memory.
     pub fn from_bytes(bytes: u64) -> Self {
         Self { nanos: i128::from(bytes) * NANOS_PER_UNIT, format: Format::BinarySi }

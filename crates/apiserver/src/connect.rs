@@ -1,17 +1,22 @@
-//! Logs, exec, attach and port-forward: translates API requests to kubelet requests.
+//! Logs, exec, attach, port-forward and the proxy of nodes: translates API requests to kubelet
+//! requests.
 //!
 //! Only the node has these streams. A request is rewritten to the one that the kubelet server
 //! serves; an upgraded connection is passed through unchanged.
 
+use std::sync::Arc;
+
 pub use axum::body::Body;
 use axum::response::Response;
 use futures::future::BoxFuture;
-use http::{Request, StatusCode, Uri};
+use http::{Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Limited};
+use podwright_core::stats::usage::UsageReport;
 use serde_json::Value;
 
 use crate::object::Object;
 use crate::options::{Freshness, Query};
+use crate::registry::NODES;
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
@@ -19,8 +24,14 @@ use crate::status::ApiError;
 /// Maximum length of an error message from the node.
 const MAX_ERROR_BYTES: usize = 16 << 10;
 
-/// Connects to the streams of containers on a node.
-pub trait PodConnector: Send + Sync {
+/// Connects to the node.
+pub trait NodeConnector: Send + Sync {
+    /// Name of the connected node; `None` while it starts.
+    fn node(&self) -> Option<Arc<str>>;
+
+    /// The current usage of the connected node and its pods; `None` while it starts.
+    fn usage(&self) -> BoxFuture<'static, Option<UsageReport>>;
+
     /// `request` is one that the kubelet server serves, such as
     /// `/containerLogs/{namespace}/{pod}/{container}`; an upgradable connection is attached to it
     /// as `hyper::upgrade::OnUpgrade`.
@@ -29,7 +40,7 @@ pub trait PodConnector: Send + Sync {
 
 /// Whether the subresource is a stream.
 pub(crate) fn is_stream(info: &RequestInfo) -> bool {
-    let streams = ["attach", "exec", "log", "portforward"];
+    let streams = ["attach", "exec", "log", "portforward", "proxy"];
     info.subresource.is_some_and(|sub| streams.contains(&sub.name))
 }
 
@@ -40,6 +51,9 @@ impl ApiServer {
         query: &Query,
         mut request: Request<Body>,
     ) -> Result<Response, ApiError> {
+        if info.resource == &NODES {
+            return self.proxy_to_node(info, request).await;
+        }
         let document = self.get(info, Freshness::Newest)?;
         let pod = document.object(info.resource)?;
         let what = info.subresource.map_or("", |sub| sub.name);
@@ -56,15 +70,77 @@ impl ApiServer {
                 ))),
             };
         }
-        let Some(connector) = &self.settings().pod_connector else {
-            return Err(ApiError::unavailable("no node is connected to this server"));
-        };
+        let connector = self.connector()?;
         *request.uri_mut() = target;
         let response = connector.connect(node, request).await;
         if response.status().is_client_error() || response.status().is_server_error() {
             return Err(node_error(response).await);
         }
         Ok(response)
+    }
+
+    pub(crate) fn connector(&self) -> Result<&Arc<dyn NodeConnector>, ApiError> {
+        let connector = self.settings().node_connector.as_ref();
+        connector.ok_or_else(|| ApiError::unavailable("no node is connected to this server"))
+    }
+
+    /// Passes a request to the kubelet server of a node, and its response back as it is. Who may do
+    /// this may do everything that the kubelet server can.
+    async fn proxy_to_node(
+        &self,
+        info: &RequestInfo,
+        mut request: Request<Body>,
+    ) -> Result<Response, ApiError> {
+        let Some(name) = proxied_node(&info.name) else {
+            return Err(ApiError::bad_request(format!("invalid proxy address {:?}", info.name)));
+        };
+        let node = RequestInfo { name: name.to_owned(), ..info.clone() };
+        self.get(&node, Freshness::Newest)?;
+        let connector = self.connector()?;
+        match connector.node() {
+            Some(connected) if *connected == *name => {}
+            Some(_) => {
+                let why = format!("node \"{name}\" is not connected to this server");
+                return Err(ApiError::unavailable(why));
+            }
+            None => {
+                return Err(ApiError::unavailable("the node is starting; retry in a few seconds"));
+            }
+        }
+        let target = proxied_uri(request.uri())
+            .ok_or_else(|| ApiError::bad_request("the request cannot be passed on"))?;
+        *request.uri_mut() = target;
+        // The credentials are those for this server.
+        request.headers_mut().remove(header::AUTHORIZATION);
+        Ok(connector.connect(name, request).await)
+    }
+}
+
+/// The node's name in `[SCHEME:]NAME[:PORT]`. Scheme and port have no effect: the kubelet server is
+/// called in this process.
+fn proxied_node(address: &str) -> Option<&str> {
+    let (scheme, name, port) = match address.split(':').collect::<Vec<_>>().as_slice() {
+        [name] => ("", *name, ""),
+        [name, port] => ("", *name, *port),
+        [scheme, name, port] => (*scheme, *name, *port),
+        _ => return None,
+    };
+    let known_port = port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0);
+    (matches!(scheme, "" | "http" | "https") && known_port && !name.is_empty()).then_some(name)
+}
+
+/// What follows `/api/v1/nodes/NAME/proxy`, encoded as the client encoded it.
+fn proxied_uri(uri: &Uri) -> Option<Uri> {
+    const SEGMENTS: usize = 5;
+    let mut rest = uri.path();
+    for _ in 0..SEGMENTS {
+        rest = rest.trim_start_matches('/');
+        rest = rest.get(rest.find('/').unwrap_or(rest.len())..)?;
+    }
+    let path = if rest.is_empty() { "/" } else { rest };
+    match uri.query() {
+        Some(query) => format!("{path}?{query}").parse().ok(),
+        None => path.parse().ok(),
     }
 }
 
@@ -243,6 +319,41 @@ mod tests {
                 Ok(want),
                 "{what} {query}"
             );
+        }
+    }
+
+    #[test]
+    fn proxied_path_is_passed_on_as_the_client_wrote_it() {
+        for (given, want) in [
+            ("/api/v1/nodes/n/proxy/metrics/cadvisor", "/metrics/cadvisor"),
+            ("/api/v1/nodes/n/proxy", "/"),
+            ("/api/v1/nodes/n/proxy/", "/"),
+            ("/api/v1/nodes/n/proxy/runningpods/", "/runningpods/"),
+            ("//api/v1//nodes/n/proxy/stats/summary?a=b&c=d", "/stats/summary?a=b&c=d"),
+            ("/api/v1/nodes/n/proxy/..%2f..%2fetc", "/..%2f..%2fetc"),
+            ("/api/v1/nodes/n/proxy//etc/passwd", "//etc/passwd"),
+        ] {
+            let uri = Uri::try_from(given).unwrap_or_default();
+            let found = proxied_uri(&uri).map(|uri| uri.to_string());
+            assert_eq!(found.as_deref(), Some(want), "{given}");
+        }
+    }
+
+    #[test]
+    fn node_may_be_named_with_scheme_and_port() {
+        for (address, want) in [
+            ("n1", Some("n1")),
+            ("n1:10250", Some("n1")),
+            ("https:n1:10250", Some("n1")),
+            ("https:n1:", Some("n1")),
+            ("n1:kubelet", None),
+            ("n1:0", None),
+            ("n1:70000", None),
+            ("ftp:n1:1", None),
+            (":10250", None),
+            ("a:b:c:d", None),
+        ] {
+            assert_eq!(proxied_node(address), want, "{address}");
         }
     }
 

@@ -93,6 +93,11 @@ impl Encoder {
             let object = document.object(events::stored_as(self.resource))?;
             objects.push(events::from_stored(self.resource, object).into_value());
         }
+        Ok(self.list(objects, &metadata, now))
+    }
+
+    /// A list of objects, given with their kind and version.
+    pub fn list(&self, mut objects: Vec<Value>, metadata: &Value, now: Timestamp) -> Vec<u8> {
         let encoded = match self.view {
             View::Whole => {
                 objects.iter_mut().filter_map(Value::as_object_mut).for_each(|object| {
@@ -114,11 +119,11 @@ impl Encoder {
             }),
             View::Table => {
                 let mut table = self.table(objects, now);
-                json_edit::put(&mut table, &["metadata"], Some(metadata));
+                json_edit::put(&mut table, &["metadata"], Some(metadata.clone()));
                 table
             }
         };
-        Ok(encoded.to_string().into_bytes())
+        encoded.to_string().into_bytes()
     }
 
     fn plain_list(&self, page: &ListPage, metadata: &Value) -> Vec<u8> {

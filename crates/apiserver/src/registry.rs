@@ -97,6 +97,11 @@ impl Resource {
         qualify(self.kind, self.group)
     }
 
+    /// Whether there are objects of it in the store, or they are computed for each request.
+    pub fn is_stored(&self) -> bool {
+        !self.storage.is_empty()
+    }
+
     pub fn allows(&self, verb: Verb) -> bool {
         self.verbs.contains(&verb)
     }
@@ -141,11 +146,13 @@ const ALL: &[Verb] = &[
 /// Namespaces cannot be deleted as a collection.
 const ALL_BUT_COLLECTION: &[Verb] =
     &[Verb::Create, Verb::Delete, Verb::Get, Verb::List, Verb::Patch, Verb::Update, Verb::Watch];
+const GET_LIST: &[Verb] = &[Verb::Get, Verb::List];
 const READ: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch];
 const CREATE: &[Verb] = &[Verb::Create];
 const UPDATE: &[Verb] = &[Verb::Update];
 const READ_WRITE_PART: &[Verb] = &[Verb::Get, Verb::Patch, Verb::Update];
 const STREAM: &[Verb] = &[Verb::Create, Verb::Get];
+const PROXY: &[Verb] = &[Verb::Create, Verb::Delete, Verb::Get, Verb::Patch, Verb::Update];
 
 const fn subresource_of(
     name: &'static str,
@@ -215,7 +222,7 @@ pub static NODES: Resource = Resource {
     kind: "Node",
     namespaced: false,
     short_names: &["no"],
-    subresources: &[status_of("Node")],
+    subresources: &[subresource_of("proxy", "NodeProxyOptions", PROXY), status_of("Node")],
     storage: "nodes",
     ..COMMON
 };
@@ -408,6 +415,15 @@ pub static SUBJECT_ACCESS_REVIEWS: Resource = Resource {
     ..REVIEW
 };
 
+/// Measured on request and not stored, hence the empty `storage`.
+const MEASURED: Resource =
+    Resource { group: "metrics.k8s.io", version: "v1beta1", verbs: GET_LIST, ..COMMON };
+
+pub static NODE_METRICS: Resource =
+    Resource { plural: "nodes", kind: "NodeMetrics", namespaced: false, ..MEASURED };
+
+pub static POD_METRICS: Resource = Resource { plural: "pods", kind: "PodMetrics", ..MEASURED };
+
 /// All served resources, in the order of discovery.
 pub static RESOURCES: &[&Resource] = &[
     &CONFIG_MAPS,
@@ -433,4 +449,6 @@ pub static RESOURCES: &[&Resource] = &[
     &PRIORITY_CLASSES,
     &LEASES,
     &RUNTIME_CLASSES,
+    &NODE_METRICS,
+    &POD_METRICS,
 ];

@@ -93,6 +93,9 @@ const KNOWN_GROUPS: [&str; 22] = [
     "storage.k8s.io",
 ];
 
+/// Subresource whose path goes on as a path of the node.
+const PROXY: &str = "proxy";
+
 /// Parses method and path. `watching` is whether the query requests a watch.
 pub fn parse(method: &Method, path: &str, watching: bool) -> Result<Target, PathError> {
     let mut segments = Vec::new();
@@ -165,10 +168,15 @@ fn resource(
     let (name, subresource) = match rest.as_slice() {
         [] => ("", None),
         [name] => (*name, None),
-        [name, sub, ..] => {
+        [name, sub, rest @ ..] => {
             let found = resource.subresource(sub);
             let missing = || PathError::NotServed(format!("{plural}/{sub}"));
-            (*name, Some(found.ok_or_else(missing)?))
+            let found = found.ok_or_else(missing)?;
+            // Only a proxied path has more parts.
+            if !rest.is_empty() && found.name != PROXY {
+                return Err(PathError::Unknown);
+            }
+            (*name, Some(found))
         }
     };
     for part in [namespace, name] {
@@ -182,6 +190,8 @@ fn resource(
     if resource.namespaced && namespace.is_empty() && !name.is_empty() {
         return Err(PathError::Unknown);
     }
+    // The query of a proxied request is not for this server.
+    let watching = watching && subresource.is_none_or(|sub| sub.name != PROXY);
     let verb = verb(method, !name.is_empty(), watching).ok_or(PathError::MethodNotAllowed)?;
     if verb == Verb::Create && name.is_empty() != subresource.is_none() {
         return Err(PathError::MethodNotAllowed);
@@ -264,6 +274,15 @@ mod tests {
             ("POST", "/api/v1/namespaces/a/pods/p", "MethodNotAllowed"),
             ("POST", "/api/v1/namespaces/a/pods/p/binding", "create pods/binding ns=a name=p"),
             ("PUT", "/api/v1/nodes/n/status", "update nodes/status ns= name=n"),
+            ("GET", "/api/v1/nodes/n/proxy/metrics", "get nodes/proxy ns= name=n"),
+            ("POST", "/api/v1/nodes/n/proxy/run/a/b", "create nodes/proxy ns= name=n"),
+            (
+                "DELETE",
+                "/api/v1/nodes/https:n:10250/proxy/",
+                "delete nodes/proxy ns= name=https:n:10250",
+            ),
+            ("GET", "/api/v1/nodes/n/status/more", "Unknown"),
+            ("GET", "/api/v1/nodes/n/proxy/%ff", "BadName(\"%ff\")"),
             ("PATCH", "/api/v1/namespaces/a", "patch namespaces ns= name=a"),
             ("PUT", "/api/v1/namespaces/a/finalize", "update namespaces/finalize ns= name=a"),
             ("DELETE", "/api/v1/namespaces/a/secrets", "deletecollection secrets ns=a name="),

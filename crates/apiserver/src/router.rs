@@ -17,6 +17,7 @@ use crate::admission::pod_security;
 use crate::decode::Encoded;
 use crate::encode::{Encoder, Include};
 use crate::in_flight::{PeerShare, RequestClass, RequestPermit};
+use crate::metrics::is_measured;
 use crate::negotiate::{self, Discovery};
 use crate::object::Object;
 use crate::options::{DeleteOptions, Freshness, ListOptions, Query, WriteOptions};
@@ -26,7 +27,7 @@ use crate::request::{self, PathError, RequestInfo, Target};
 use crate::rest::{PatchBody, read_only};
 use crate::server::ApiServer;
 use crate::status::{ApiError, Details, success};
-use crate::{connect, decode, defaults, discovery, events, protobuf, strategy};
+use crate::{connect, decode, defaults, discovery, events, metrics, protobuf, strategy};
 
 /// Maximum body size, as in kube-apiserver.
 const MAX_BODY_BYTES: usize = 3 << 20;
@@ -212,9 +213,11 @@ async fn serve(
     request: Request<Body>,
     permit: Option<&RequestPermit>,
 ) -> Result<Response, ApiError> {
-    if let Some(sub) = info.subresource
-        && !sub.verbs.contains(&info.verb)
-    {
+    let allowed = match info.subresource {
+        Some(sub) => sub.verbs.contains(&info.verb),
+        None => info.resource.is_stored() || info.resource.allows(info.verb),
+    };
+    if !allowed {
         return Err(ApiError::method_not_allowed());
     }
     let (parts, body) = request.into_parts();
@@ -224,6 +227,7 @@ async fn serve(
     server.restrict_existing(&identity, &info)?;
     let call = Call { server, info, encoder, query, headers: parts.headers };
     match call.info.verb {
+        Verb::Get | Verb::List if is_measured(call.info.resource) => return call.measure().await,
         Verb::Get => return call.get(),
         Verb::List => return call.list(),
         Verb::Watch => return call.watch(),
@@ -307,6 +311,13 @@ impl Call<'_> {
     fn get(&self) -> Result<Response, ApiError> {
         let document = self.server.get(&self.info, Freshness::of_get(&self.query)?)?;
         let body = self.encoder.document(&document, self.server.now())?;
+        Ok(plain_json(StatusCode::OK, body.into()))
+    }
+
+    /// The usage of nodes or pods.
+    async fn measure(&self) -> Result<Response, ApiError> {
+        let options = ListOptions::parse(&self.info, &self.query)?;
+        let body = metrics::serve(self.server, &self.info, &options, self.encoder).await?;
         Ok(plain_json(StatusCode::OK, body.into()))
     }
 

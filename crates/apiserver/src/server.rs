@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::access::policy::PolicyCache;
 use crate::clock::{Clock, Ids};
-use crate::connect::PodConnector;
+use crate::connect::NodeConnector;
 use crate::controllers::ClaimDirectories;
 use crate::status::ApiError;
 use crate::store::{Store, StoreError};
@@ -25,8 +25,9 @@ pub struct Settings {
     /// Address of the `kubernetes` service, where pods reach this server. Without one, there is no
     /// such service and pods get no environment variables for it.
     pub service: Option<SocketAddr>,
-    /// Connects logs, exec, attach and port-forward to the node; without it they are not served.
-    pub pod_connector: Option<Arc<dyn PodConnector>>,
+    /// Connects logs, exec, attach, port-forward and resource metrics to the node; without it they
+    /// are not served.
+    pub node_connector: Option<Arc<dyn NodeConnector>>,
     /// Directories for claims; without it a claim waits for a volume that a user creates.
     pub volumes: Option<ClaimDirectories>,
     /// Signs service account tokens; without it none are issued.
@@ -40,7 +41,7 @@ impl Settings {
             ids,
             root_ca: String::new(),
             service: Some(SocketAddr::from(([10, 96, 0, 1], 443))),
-            pod_connector: None,
+            node_connector: None,
             volumes: None,
             token_key: None,
         }

@@ -93,6 +93,18 @@ impl ApiError {
         .with(Details::of(resource, name))
     }
 
+    /// The object exists, but its usage was not measured; `shown` is its name in the message.
+    pub fn no_metrics(kind: &'static str, name: &str, shown: &str, why: &str) -> Self {
+        let group = "metrics.k8s.io";
+        let message = format!("{kind}.{group} \"{shown}\" not found: {why}");
+        Self::new(StatusCode::NOT_FOUND, "NotFound", message).with(Details {
+            name: name.to_owned(),
+            group: group.into(),
+            kind: kind.to_owned(),
+            ..Details::default()
+        })
+    }
+
     /// A path that Kubernetes has and this server does not serve.
     pub fn not_served(what: &str) -> Self {
         Self::new(

@@ -14,7 +14,7 @@ use crate::registry::Resource;
 
 /// A `meta.k8s.io/v1` Table of these objects, every column included.
 pub fn rows(resource: &Resource, objects: &[Value], now: Timestamp) -> Value {
-    let columns: Vec<Value> = columns::of(resource.storage)
+    let columns: Vec<Value> = columns::of(resource)
         .iter()
         .map(|column| {
             json!({
@@ -38,6 +38,7 @@ pub fn rows(resource: &Resource, objects: &[Value], now: Timestamp) -> Value {
 
 fn one(resource: &Resource, object: &Value, now: Timestamp) -> Value {
     let cells = match resource.storage {
+        "" => row::measured(object),
         "pods" => pod::cells(object, now),
         "nodes" => row::node(object, now),
         "namespaces" => row::namespace(object, now),

@@ -4,6 +4,7 @@
 //! [`rate`] computes rates from two readings.
 
 mod groups;
+pub mod usage;
 
 use std::time::Duration;
 

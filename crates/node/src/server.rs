@@ -29,6 +29,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ALLOW, HeaderValue};
 use http::{Request, StatusCode};
+use podwright_core::stats::usage::UsageReport;
 use podwright_host::clock::Clock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -138,6 +139,15 @@ impl Server {
     pub async fn handle<B>(&self, request: Request<B>) -> HttpResponse {
         let surface = if self.settings.debugging { Surface::Full } else { Surface::NoDebugging };
         self.answer(surface, request).await
+    }
+
+    pub fn node_name(&self) -> &Arc<str> {
+        &self.dependencies.node_name
+    }
+
+    /// The current usage of the node and its pods, for the API of resource metrics.
+    pub async fn usage(&self) -> UsageReport {
+        self.stats.usage().await
     }
 
     /// Handles a request on the read-only port, which has no authentication.

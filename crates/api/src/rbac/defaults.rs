@@ -124,6 +124,9 @@ const ADMIN: [Row; 2] = [
     (READ_WRITE, "rbac.authorization.k8s.io", "rolebindings roles"),
 ];
 
+/// As in the manifest of metrics-server.
+const METRICS_READER: [Row; 1] = [(READ, "metrics.k8s.io", "nodes pods")];
+
 /// Default ClusterRoles; those that aggregate have no rules of their own.
 pub fn cluster_roles() -> Vec<DefaultRole> {
     let plain =
@@ -166,6 +169,7 @@ pub fn cluster_roles() -> Vec<DefaultRole> {
         source("system:aggregate-to-admin", &ADMIN, "admin"),
         source("system:aggregate-to-edit", &EDIT, "edit"),
         source("system:aggregate-to-view", &VIEW, "view"),
+        source("system:aggregated-metrics-reader", &METRICS_READER, "view"),
     ]
 }
 

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use crate::registry::Resource;
+
 #[derive(Clone, Debug)]
 pub(super) struct Column {
     pub(super) name: &'static str,
@@ -16,8 +18,10 @@ pub(super) struct Column {
 static COLUMNS: LazyLock<HashMap<&'static str, Vec<Column>>> =
     LazyLock::new(|| parse(include_str!("columns.txt")));
 
-pub(super) fn of(resource: &str) -> &'static [Column] {
-    COLUMNS.get(resource).map_or(&[], Vec::as_slice)
+pub(super) fn of(resource: &Resource) -> &'static [Column] {
+    // What is measured has no storage.
+    let name = if resource.is_stored() { resource.storage } else { resource.group };
+    COLUMNS.get(name).map_or(&[], Vec::as_slice)
 }
 
 /// The file is compiled in; the test below finds invalid lines.
@@ -55,7 +59,7 @@ mod tests {
         let lines = include_str!("columns.txt").lines().filter(|line| line.starts_with("  "));
         assert_eq!(COLUMNS.values().map(Vec::len).sum::<usize>(), lines.count());
         for resource in RESOURCES.iter().filter(|resource| resource.allows(Verb::List)) {
-            assert!(!of(resource.storage).is_empty(), "{}", resource.plural);
+            assert!(!of(resource).is_empty(), "{}", resource.plural);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use podwright_api::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
 use super::duration::since;
@@ -22,6 +23,26 @@ fn count(object: &Value, pointer: &str) -> usize {
 
 pub(super) fn plain(object: &Value, now: Timestamp) -> Cells {
     vec![json!(name(object)), json!(age(object, now))]
+}
+
+/// Usage of a pod or node; of a pod that of all its containers.
+pub(super) fn measured(object: &Value) -> Cells {
+    let containers = list(object, "/containers").iter();
+    let usages: Vec<&Value> = match object.get("usage") {
+        Some(usage) => vec![usage],
+        None => containers.filter_map(|container| container.get("usage")).collect(),
+    };
+    let sum = |what: &str| -> Quantity {
+        let each = usages.iter().filter_map(|usage| usage.get(what)?.as_str()?.parse().ok());
+        each.sum()
+    };
+    let window = text(object, "/window");
+    vec![
+        json!(name(object)),
+        json!(sum("cpu").to_string()),
+        json!(sum("memory").to_string()),
+        json!(window),
+    ]
 }
 
 pub(super) fn node(object: &Value, now: Timestamp) -> Cells {

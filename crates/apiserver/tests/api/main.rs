@@ -10,6 +10,7 @@ mod full_disk;
 mod golden;
 mod hostile;
 mod kube_client;
+mod metrics;
 mod namespaces;
 mod paging;
 mod pod_security;

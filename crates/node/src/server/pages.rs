@@ -187,6 +187,7 @@ mod tests {
             containers: Vec::new(),
         }];
         Snapshot {
+            read: podwright_core::time::Mono::ZERO,
             at: started,
             node: group("/"),
             all_pods: group("/kubepods"),

@@ -8,6 +8,7 @@
 mod disks;
 mod sandbox_images;
 mod summary;
+mod usage;
 
 pub use summary::WritableLayers;
 
@@ -23,6 +24,7 @@ use podwright_core::config::SwapBehaviour;
 use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
 use podwright_core::observed::{Instance, ObservedPod, State};
 use podwright_core::pod::Pod;
+use podwright_core::stats::usage::UsageSample;
 use podwright_core::stats::{ClaimReference, Daemon, DaemonGroups, FsStats, Interface, rate};
 use podwright_core::time::Mono;
 use podwright_core::volume::claim::ClaimRef;
@@ -72,6 +74,7 @@ pub struct Stats {
     disks: Arc<DiskUsage>,
     daemons: DaemonGroups,
     cache: Mutex<StatsCache>,
+    samples: Mutex<Vec<UsageSample>>,
     sandbox_images: SandboxImages,
 }
 
@@ -96,6 +99,8 @@ struct Readings {
 /// The usage of everything at one moment.
 pub struct Snapshot {
     pub at: Timestamp,
+    /// The same on the monotonic clock.
+    pub read: Mono,
     pub node: CgroupUsage,
     /// The cgroup of all pods.
     pub all_pods: CgroupUsage,
@@ -172,16 +177,22 @@ impl Stats {
             disks,
             daemons,
             cache: Mutex::default(),
+            samples: Mutex::default(),
             sandbox_images: SandboxImages::default(),
         })
     }
 
     /// The current usage, at most a second old.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot_within(SNAPSHOT_TTL).await
+    }
+
+    /// The usage, younger than `age`.
+    async fn snapshot_within(&self, age: Duration) -> Arc<Snapshot> {
         let mut cache = self.cache.lock().await;
         let now = self.dependencies.clock.now().mono;
         if let Some((at, snapshot)) = &cache.last
-            && now.since(*at) < SNAPSHOT_TTL
+            && now.since(*at) < age
         {
             return snapshot.clone();
         }
@@ -282,8 +293,9 @@ impl Stats {
         }
         let SnapshotBuilder { next, incomplete, .. } = builder;
         *cache = next;
-        let at = self.dependencies.clock.now().wall;
-        Snapshot { at, node, all_pods, classes, daemons, pods, incomplete }
+        let now = self.dependencies.clock.now();
+        let (at, read) = (now.wall, now.mono);
+        Snapshot { at, read, node, all_pods, classes, daemons, pods, incomplete }
     }
 }
 

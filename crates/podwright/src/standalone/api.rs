@@ -86,7 +86,7 @@ impl Api {
         let reclaim = Arc::new(HostDirectories);
         settings.volumes = Some(ClaimDirectories { path: layout.volumes(), reclaim });
         let agent_connector = Arc::new(AgentConnector::default());
-        settings.pod_connector = Some(agent_connector.clone());
+        settings.node_connector = Some(agent_connector.clone());
         settings.token_key = Some(token_key(&directory.join("token.key"))?);
         let server = ApiServer::start(store, settings).await?;
         let url = format!("https://127.0.0.1:{port}");
