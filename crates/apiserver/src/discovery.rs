@@ -1,4 +1,5 @@
-//! Discovery: served groups, versions, resources and verbs.
+//! Discovery: groups, versions, resources and verbs. Kinds that are not served have no verbs, see
+//! [`crate::unserved`].
 
 use std::net::SocketAddr;
 
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::registry::{RESOURCES, Resource, Subresource, Verb, group_version};
+use crate::unserved::{UNSERVED, UnservedKind};
 
 /// The Kubernetes release of this API.
 pub const KUBERNETES_MINOR: &str = "36";
@@ -71,16 +73,18 @@ impl Group {
 }
 
 fn version_of(group: &str) -> &'static str {
-    let resource = RESOURCES.iter().find(|resource| resource.group == group);
-    resource.map_or("v1", |resource| resource.version)
+    let served = RESOURCES.iter().map(|resource| (resource.group, resource.version));
+    let mut known = served.chain(UNSERVED.iter().map(|kind| (kind.group, kind.version)));
+    known.find(|(name, _)| *name == group).map_or("v1", |(_, version)| version)
 }
 
 /// All groups but the core group, in the order of the table.
 fn served_groups() -> Vec<&'static str> {
     let mut groups = Vec::new();
-    for resource in RESOURCES {
-        if !resource.group.is_empty() && !groups.contains(&resource.group) {
-            groups.push(resource.group);
+    let served = RESOURCES.iter().map(|resource| resource.group);
+    for group in served.chain(UNSERVED.iter().map(|kind| kind.group)) {
+        if !group.is_empty() && !groups.contains(&group) {
+            groups.push(group);
         }
     }
     groups
@@ -93,6 +97,7 @@ pub fn resources(group: &str, version: &str) -> Value {
             let parts = resource.subresources.iter().map(|sub| Entry::part(resource, sub));
             std::iter::once(Entry::whole(resource)).chain(parts)
         })
+        .chain(unserved_in(group, version).map(Entry::unserved))
         .collect();
     json!(ResourceList {
         kind: "APIResourceList",
@@ -106,6 +111,13 @@ pub fn resources(group: &str, version: &str) -> Value {
 fn in_group<'a>(group: &'a str, version: &'a str) -> impl Iterator<Item = &'static Resource> + 'a {
     let same = move |resource: &&Resource| resource.group == group && resource.version == version;
     RESOURCES.iter().copied().filter(same)
+}
+
+fn unserved_in<'a>(
+    group: &'a str,
+    version: &'a str,
+) -> impl Iterator<Item = &'static UnservedKind> + 'a {
+    UNSERVED.iter().filter(move |kind| kind.group == group && kind.version == version)
 }
 
 #[derive(Serialize)]
@@ -154,6 +166,21 @@ impl Entry {
         }
     }
 
+    fn unserved(kind: &UnservedKind) -> Self {
+        Self {
+            name: kind.plural.to_owned(),
+            singular_name: kind.singular,
+            namespaced: kind.namespaced,
+            group: None,
+            version: None,
+            kind: kind.kind,
+            verbs: Vec::new(),
+            short_names: kind.short_names,
+            categories: &[],
+            storage_version_hash: None,
+        }
+    }
+
     fn part(resource: &Resource, sub: &Subresource) -> Self {
         Self {
             name: format!("{}/{}", resource.plural, sub.name),
@@ -195,7 +222,9 @@ pub fn aggregated(core: bool) -> Value {
 
 fn aggregated_group(group: &str) -> Value {
     let version = version_of(group);
-    let resources: Vec<Aggregated> = in_group(group, version).map(Aggregated::new).collect();
+    let served = in_group(group, version).map(Aggregated::new);
+    let unserved = unserved_in(group, version).map(Aggregated::unserved);
+    let resources: Vec<Aggregated> = served.chain(unserved).collect();
     let metadata = match group {
         "" => json!({"creationTimestamp": null}),
         name => json!({"name": name, "creationTimestamp": null}),
@@ -238,6 +267,23 @@ struct ResponseKind {
 }
 
 impl Aggregated {
+    fn unserved(kind: &UnservedKind) -> Self {
+        Self {
+            resource: kind.plural,
+            response_kind: ResponseKind {
+                group: kind.group,
+                version: kind.version,
+                kind: kind.kind,
+            },
+            scope: scope(kind.namespaced),
+            singular_resource: kind.singular,
+            verbs: Vec::new(),
+            short_names: kind.short_names,
+            categories: &[],
+            subresources: Vec::new(),
+        }
+    }
+
     fn new(resource: &Resource) -> Self {
         let part = |sub: &Subresource| {
             let (group, version) = sub.group_version.unwrap_or((resource.group, resource.version));
@@ -254,7 +300,7 @@ impl Aggregated {
                 version: resource.version,
                 kind: resource.kind,
             },
-            scope: if resource.namespaced { "Namespaced" } else { "Cluster" },
+            scope: scope(resource.namespaced),
             singular_resource: resource.singular,
             verbs: names(resource.verbs),
             short_names: resource.short_names,
@@ -262,6 +308,10 @@ impl Aggregated {
             subresources: resource.subresources.iter().map(part).collect(),
         }
     }
+}
+
+fn scope(namespaced: bool) -> &'static str {
+    if namespaced { "Namespaced" } else { "Cluster" }
 }
 
 /// `/version`

@@ -42,6 +42,7 @@ pub mod store;
 pub mod strategy;
 pub mod table;
 pub mod tokens;
+pub mod unserved;
 pub mod validation;
 pub mod watch;
 

@@ -7,6 +7,7 @@ use http::Method;
 
 use crate::openapi;
 use crate::registry::{self, RESOURCES, Resource, Subresource, Verb};
+use crate::unserved::{self, UNSERVED, UnservedKind};
 
 /// A parsed path.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,6 +64,8 @@ pub enum PathError {
     Unknown,
     /// Part of Kubernetes but not served here; named for the error message.
     NotServed(String),
+    /// A kind that users have in their manifests.
+    Unserved(&'static UnservedKind),
     MethodNotAllowed,
     BadName(String),
 }
@@ -121,14 +124,18 @@ pub fn parse(method: &Method, path: &str, watching: bool) -> Result<Target, Path
 }
 
 fn group_of(group: &str) -> Result<&'static str, PathError> {
-    let served = RESOURCES.iter().find(|r| !r.group.is_empty() && r.group == group);
-    served.map(|resource| resource.group).ok_or_else(|| absent_group(group))
+    let served = RESOURCES.iter().map(|resource| resource.group);
+    let mut known = served.chain(UNSERVED.iter().map(|kind| kind.group));
+    let found = known.find(|known| !known.is_empty() && *known == group);
+    found.ok_or_else(|| absent_group(group))
 }
 
 fn group_version(group: &str, version: &str) -> Result<Target, PathError> {
-    let served = RESOURCES.iter().find(|r| r.group == group && r.version == version);
-    served
-        .map(|r| Target::GroupVersion { group: r.group, version: r.version })
+    let served = RESOURCES.iter().map(|resource| (resource.group, resource.version));
+    let mut known = served.chain(UNSERVED.iter().map(|kind| (kind.group, kind.version)));
+    let found = known.find(|known| *known == (group, version));
+    found
+        .map(|(group, version)| Target::GroupVersion { group, version })
         .ok_or_else(|| absent_group(group))
 }
 
@@ -159,6 +166,9 @@ fn resource(
         [] => return Err(PathError::Unknown),
     };
     let Some(resource) = registry::find(group, version, plural) else {
+        if let Some(kind) = unserved::find(group, version, plural) {
+            return Err(PathError::Unserved(kind));
+        }
         return Err(match (served, KNOWN_GROUPS.contains(&group)) {
             (true, _) if group.is_empty() => PathError::NotServed(plural.to_owned()),
             (true, _) | (false, true) => PathError::NotServed(format!("{plural}.{group}")),
@@ -246,6 +256,7 @@ mod tests {
     fn short(method: &str, path: &str) -> String {
         let method = Method::from_bytes(method.as_bytes()).unwrap_or_default();
         match parse(&method, path, false) {
+            Err(PathError::Unserved(kind)) => format!("Unserved({})", kind.kind),
             Ok(Target::Resource(info)) => {
                 format!(
                     "{} {} ns={} name={}",
@@ -297,9 +308,18 @@ mod tests {
             ("GET", "/api/v1/namespaces/a/pods/..", "BadName(\"..\")"),
             ("GET", "/api/v1/pods/p", "Unknown"),
             ("GET", "/api/v1/namespaces/a/nodes/n", "Unknown"),
-            ("GET", "/api/v1/replicationcontrollers", "NotServed(\"replicationcontrollers\")"),
-            ("GET", "/apis/apps/v1/namespaces/a/deployments", "NotServed(\"deployments.apps\")"),
-            ("GET", "/apis/apps/v1", "NotServed(\"the API group apps\")"),
+            ("GET", "/api/v1/replicationcontrollers", "Unserved(ReplicationController)"),
+            ("GET", "/apis/apps/v1/namespaces/a/deployments", "Unserved(Deployment)"),
+            ("PUT", "/apis/apps/v1/namespaces/a/deployments/d/scale", "Unserved(Deployment)"),
+            ("GET", "/apis/apps/v1", "GroupVersion { group: \"apps\", version: \"v1\" }"),
+            ("GET", "/apis/batch", "Group(\"batch\")"),
+            ("GET", "/apis/apps/v1/controllerrevisions", "NotServed(\"controllerrevisions.apps\")"),
+            ("GET", "/apis/apps/v1beta1/deployments", "NotServed(\"deployments.apps\")"),
+            (
+                "GET",
+                "/apis/certificates.k8s.io/v1",
+                "NotServed(\"the API group certificates.k8s.io\")",
+            ),
             ("GET", "/apis/nope.example/v1", "Unknown"),
             ("GET", "/nope", "Unknown"),
         ] {

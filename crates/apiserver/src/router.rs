@@ -69,6 +69,9 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
         Ok(target) => target,
         Err(PathError::Unknown) => return Ok(page_not_found()),
         Err(PathError::NotServed(what)) => return Err(ApiError::not_served(&what)),
+        Err(PathError::Unserved(kind)) => {
+            return Err(ApiError::unserved_kind(kind, request.method()));
+        }
         Err(PathError::MethodNotAllowed) => return Err(ApiError::method_not_allowed()),
         Err(PathError::BadName(name)) => {
             return Err(ApiError::bad_request(format!("invalid resource name {name:?}")));

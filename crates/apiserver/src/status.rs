@@ -7,13 +7,14 @@
 use std::borrow::Cow;
 
 use axum::response::{IntoResponse, Response};
-use http::{StatusCode, header};
+use http::{Method, StatusCode, header};
 use serde::Serialize;
 
 use podwright_api::rbac::ObjectRequest;
 pub use podwright_api::validation::FieldError;
 
 use crate::registry::Resource;
+use crate::unserved::UnservedKind;
 
 /// An error response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -116,6 +117,27 @@ impl ApiError {
             ),
         )
         .with(Details::default())
+    }
+
+    /// A kind of Kubernetes that is not served here. Clients create an object that they did not
+    /// find, so only its creation is "not allowed".
+    pub fn unserved_kind(kind: &UnservedKind, method: &Method) -> Self {
+        let (code, reason) = match *method {
+            Method::POST | Method::PATCH | Method::PUT => {
+                (StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed")
+            }
+            _ => (StatusCode::NOT_FOUND, "NotFound"),
+        };
+        let message = format!(
+            "{} is not served by podwright, which runs pods on one machine. Instead: {}. Or join a \
+             cluster with `podwright kubelet --kubeconfig`",
+            kind.kind, kind.instead
+        );
+        Self::new(code, reason, message).with(Details {
+            group: kind.group.into(),
+            kind: kind.plural.to_owned(),
+            ..Details::default()
+        })
     }
 
     pub fn already_exists(resource: &Resource, name: &str) -> Self {

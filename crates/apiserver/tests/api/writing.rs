@@ -80,14 +80,24 @@ async fn invalid_creations_are_refused() {
         test_server.post(&format!("{NS}/services"), json!({"metadata": {"name": "s"}})).await;
     assert_eq!(service.code, 405);
     assert!(service.message().starts_with("services are read-only here"), "{}", service.message());
-    let unserved =
-        test_server.post("/apis/apps/v1/namespaces/default/deployments", json!({})).await;
-    assert_eq!(unserved.code, 404);
-    assert!(
-        unserved.message().contains("deployments.apps is not served here"),
-        "{}",
-        unserved.message()
-    );
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let web = format!("{deployments}/web");
+    for (method, path, code) in [
+        ("POST", deployments, 405),
+        ("PATCH", &web, 405),
+        ("GET", deployments, 404),
+        ("GET", &web, 404),
+        ("DELETE", &web, 404),
+    ] {
+        let refused = test_server.send(method, path, "application/json", "{}".to_owned()).await;
+        assert_eq!(refused.code, code, "{method} {path}");
+        let message = refused.message();
+        assert!(message.starts_with("Deployment is not served by podwright"), "{message}");
+        assert!(message.contains("Instead: create a Pod from spec.template"), "{message}");
+    }
+    let other = test_server.get("/apis/apps/v1/controllerrevisions").await;
+    assert_eq!(other.code, 404);
+    assert!(other.message().contains("controllerrevisions.apps is not served here"));
 }
 
 #[tokio::test(start_paused = true)]
