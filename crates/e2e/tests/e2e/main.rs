@@ -34,6 +34,7 @@ mod standalone;
 mod static_pods;
 mod traffic;
 mod up_access;
+mod up_api;
 mod up_kubectl;
 mod up_scheduling;
 mod up_verbs;
