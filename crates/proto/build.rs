@@ -7,9 +7,10 @@ use prost_types::FileDescriptorSet;
 use protox::prost::Message;
 
 /// Everything else is imported by one of these.
-const ROOTS: [&str; 5] = [
+const ROOTS: [&str; 6] = [
     "cri/runtime_service.proto",
     "cri/image_service.proto",
+    "containerd/content.proto",
     "containerd/events.proto",
     "containerd/tasks.proto",
     "grpc/health.proto",

@@ -2,6 +2,7 @@
 //! deadline of a pull.
 
 pub mod access;
+pub mod download;
 
 use std::time::Duration;
 

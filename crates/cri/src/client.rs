@@ -101,6 +101,13 @@ pub struct Image {
     pub pinned: bool,
 }
 
+impl Image {
+    /// Its tags, then its digests.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tags.iter().chain(&self.digests).map(String::as_str)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullResult {
     pub image_ref: String,
@@ -561,6 +568,18 @@ impl Client {
             }
             Some(found) => Ok(Some(image_from(found))),
         }
+    }
+
+    /// What the runtime reports about an image beyond its status, as for a sandbox; `None` if it is
+    /// not present.
+    pub async fn image_info(&self, image: &str) -> Result<Option<BTreeMap<String, String>>, Error> {
+        const CALL: &str = "ImageStatus";
+        let mut client = self.images.clone();
+        let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
+        let request = cri::ImageStatusRequest { image: Some(spec), verbose: true };
+        let call = client.image_status(self.within(request, self.timeouts.call));
+        let reply = unless_gone(self.run("image_status", CALL, image, call).await)?;
+        Ok(reply.map(|reply| reply.info))
     }
 
     pub async fn list_images(&self) -> Result<Vec<Image>, Error> {

@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod convert;
+mod downloads;
 pub mod endpoint;
 pub mod error;
 pub mod hints;

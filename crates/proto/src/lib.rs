@@ -23,6 +23,11 @@ pub mod containerd_events {
     include!(concat!(env!("OUT_DIR"), "/containerd.events.rs"));
 }
 
+/// containerd's content store, for the progress of image downloads.
+pub mod containerd_content {
+    include!(concat!(env!("OUT_DIR"), "/containerd.services.content.v1.rs"));
+}
+
 /// The gRPC health protocol, for gRPC probes.
 pub mod grpc_health {
     include!(concat!(env!("OUT_DIR"), "/grpc.health.v1.rs"));
