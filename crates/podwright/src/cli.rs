@@ -5,6 +5,7 @@
 //! always match the flags that exist.
 
 mod kubelet;
+mod operations;
 mod reference;
 
 use std::ffi::{OsStr, OsString};
@@ -17,6 +18,7 @@ use anyhow::Context;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
+pub use operations::{ImageProgram, ImagesArgs, ImagesCommand};
 pub use reference::{completion, man_pages};
 
 use crate::commands;
@@ -234,15 +236,6 @@ pub struct WhyArgs {
 }
 
 #[derive(Clone, Debug, Args)]
-pub struct ImagesArgs {
-    /// State directory of `podwright up`
-    #[arg(long, global = true, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
-    pub state_dir: PathBuf,
-    #[command(subcommand)]
-    pub command: ImagesCommand,
-}
-
-#[derive(Clone, Debug, Args)]
 #[command(after_help = KUBECONFIG_HELP)]
 pub struct KubeconfigArgs {
     /// State directory of `podwright up`
@@ -306,24 +299,6 @@ fn parse_lifetime(text: &str) -> Result<Duration, String> {
         return Err("must be from 10m to 720h".into());
     }
     Ok(duration)
-}
-
-#[derive(Clone, Debug, Subcommand)]
-pub enum ImagesCommand {
-    /// Load images from OCI or Docker archives
-    Load {
-        /// Archives written by `docker save` or `skopeo copy`
-        #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
-        archives: Vec<PathBuf>,
-    },
-    /// List the images on this node
-    List,
-    /// Remove images that no container uses
-    Remove {
-        /// Image names as printed by `podwright images list`
-        #[arg(required = true, value_name = "IMAGE")]
-        images: Vec<String>,
-    },
 }
 
 #[derive(Clone, Debug, Args)]

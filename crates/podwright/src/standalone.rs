@@ -14,9 +14,11 @@ pub mod containerd;
 pub mod credentials;
 pub mod daemon;
 pub mod filter;
+pub mod image_archive;
 pub mod isolation;
 pub mod kubeconfig;
 pub mod leftovers;
+pub mod loaded_images;
 pub mod lock;
 pub mod log;
 pub mod network;
@@ -113,6 +115,11 @@ impl Layout {
 
     pub fn containerd(&self) -> PathBuf {
         self.state.join("containerd")
+    }
+
+    /// Names of the images that were loaded by hand, which `images prune` keeps.
+    pub fn loaded_images(&self) -> PathBuf {
+        self.state.join("images.json")
     }
 
     pub fn cni(&self) -> PathBuf {

@@ -7,21 +7,30 @@ pub(super) mod node;
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::time::Duration;
 
 use anyhow::Context;
 use jiff::Timestamp;
 use podwright_core::ids::{PodName, PodUid};
+use podwright_core::image::download::ImageDownload;
 use podwright_core::observed::{Instance, ObservedPod, State};
 use podwright_core::time::Mono;
 use podwright_cri::Client;
 use serde::Serialize;
 
 use self::node::NodeLine;
+use super::images::list::bytes;
 use crate::cli::{Output, StatusArgs};
+use crate::printable::printable;
 use crate::service;
 use crate::standalone::Layout;
 use crate::standalone::agent::Agent;
 use crate::standalone::runtime::Runtime;
+
+/// Longer than a healthy runtime needs for hundreds of pods.
+const PODS_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longer than a healthy containerd needs.
+const DOWNLOADS_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize)]
 struct PodLine {
@@ -57,16 +66,30 @@ struct Status {
     node: Option<NodeLine>,
     #[serde(rename = "pods")]
     pods: Vec<PodLine>,
+    /// Images that are being pulled, if the runtime is containerd.
+    #[serde(rename = "pulling")]
+    pulling: Vec<ImageDownload>,
 }
 
 pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
-    let (mut runtime, mut pods) = (false, Vec::new());
+    let (mut runtime, mut pods, mut pulling) = (false, Vec::new(), Vec::new());
     if let Some(record) = layout.record()? {
         let of_node = Runtime::of(&layout, &record)?;
         runtime = service::runtime()?.block_on(of_node.is_up())?;
         if runtime {
-            pods = service::runtime()?.block_on(async { self::pods(&of_node.client()?).await })?;
+            let read = service::runtime()?.block_on(async {
+                let client = of_node.client()?;
+                let pods = tokio::time::timeout(PODS_TIMEOUT, self::pods(&client)).await??;
+                // Other runtimes do not report it.
+                let pulling = tokio::time::timeout(DOWNLOADS_TIMEOUT, client.downloads()).await;
+                anyhow::Ok((pods, pulling.ok().and_then(Result::ok).unwrap_or_default()))
+            });
+            match read {
+                Ok(read) => (pods, pulling) = read,
+                // It is hanging or starting: the agent says which.
+                Err(_) => runtime = false,
+            }
         }
     }
     let agent = Agent::of(&layout).daemon().running()?.is_some();
@@ -74,7 +97,7 @@ pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
         true => service::runtime()?.block_on(node::read(&layout.kubeconfig())),
         false => None,
     };
-    let status = Status { agent, runtime, node, pods };
+    let status = Status { agent, runtime, node, pods, pulling };
     let mut out = std::io::stdout();
     match arguments.output {
         Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&status)?)?,
@@ -124,6 +147,12 @@ fn text(status: &Status, now: Timestamp) -> String {
     let mut text = format!("agent {}, runtime {}\n", state(status.agent), state(status.runtime));
     if let Some(node) = &status.node {
         text.push_str(&node.to_string());
+    }
+    for download in &status.pulling {
+        let ImageDownload { image, total, rate, .. } = download;
+        let (image, percent) = (printable(image), download.percent());
+        let (total, rate) = (bytes(*total), bytes(*rate));
+        text.push_str(&format!("pulling {image}: {percent}% of {total} at {rate}/s\n"));
     }
     if status.pods.is_empty() {
         text.push_str("no pods\n");
@@ -183,9 +212,17 @@ mod tests {
         };
         let pods = vec![pod("a", Some("10.0.0.2")), pod("longer", None)];
         let now = Timestamp::from_second(300).unwrap();
+        let pulling = vec![ImageDownload {
+            image: "r.io/app".into(),
+            done: 1_000_000,
+            total: 4_000_000,
+            rate: 1000,
+        }];
+        let status = Status { agent: true, runtime: true, node: None, pods, pulling };
         assert_eq!(
-            text(&Status { agent: true, runtime: true, node: None, pods }, now),
+            text(&status, now),
             "agent running, runtime running\n\
+             pulling r.io/app: 25% of 4.0 MB at 1.0 kB/s\n\
              NAMESPACE  NAME    RUNNING  RESTARTS  IP        AGE\n\
              default    a       1/2      0         10.0.0.2  5m\n\
              default    longer  1/2      0         -         5m\n"

@@ -1,8 +1,6 @@
 //! Private containerd of the standalone node.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -12,7 +10,7 @@ use podwright_host::trusted_path;
 use super::daemon::{Daemon, LockRelease};
 use super::lock::NodeLock;
 use super::network::Network;
-use super::{Layout, TEMPORARY};
+use super::{Layout, image_archive};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -91,10 +89,8 @@ impl<'a> Containerd<'a> {
         if client.image_status(podwright_pause::IMAGE).await?.is_some() {
             return Ok(Started::Already);
         }
-        let mut archive =
-            tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(self.layout.state())?;
-        archive.write_all(&podwright_pause::archive()?)?;
-        load(&self.layout.socket(), archive.path())?;
+        let archive = podwright_pause::archive()?;
+        image_archive::load(&self.layout.socket(), archive.as_slice(), "the sandbox image")?;
         Ok(Started::Now)
     }
 
@@ -155,23 +151,6 @@ disabled_plugins = [
 pub enum Started {
     Now,
     Already,
-}
-
-/// Loads an image archive into the containerd behind a socket.
-pub fn load(socket: &Path, archive: &Path) -> anyhow::Result<()> {
-    let ctr = find("ctr")?.context("ctr is not installed; it comes with containerd")?;
-    let output = Command::new(ctr)
-        .arg("--address")
-        .arg(socket)
-        .args(["--namespace", "k8s.io", "images", "import", "--digests=false"])
-        .arg(archive)
-        .output()
-        .context("cannot run ctr")?;
-    if !output.status.success() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        anyhow::bail!("cannot load {}: {}", archive.display(), stderr.trim());
-    }
-    Ok(())
 }
 
 /// Whether this process has CAP_SYS_RESOURCE, without which no oom_score_adj can be lowered.

@@ -30,7 +30,7 @@ const MANIFESTS: &str = "manifests";
 /// The directories that a node creates. `kubectl` is the kubectl cache of `./run`.
 const DIRECTORIES: [&str; 8] =
     [MANIFESTS, "kubelet", "logs", "api", "volumes", "containerd", "cni", "kubectl"];
-const FILES: [&str; 2] = ["kubeconfig", RECORD];
+const FILES: [&str; 3] = ["images.json", "kubeconfig", RECORD];
 /// First bytes of the containerd configuration that a node writes.
 const WRITTEN_BY_UP: &[u8] = b"# Written by podwright up";
 const WRITABLE_BY_OTHERS: u32 = 0o022;

@@ -1,0 +1,69 @@
+//! Arguments of the operations of `podwright up`: images.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+
+use super::{Output, STATE_DIR};
+
+#[derive(Clone, Debug, Args)]
+pub struct ImagesArgs {
+    /// State directory of `podwright up`
+    #[arg(long, global = true, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    #[command(subcommand)]
+    pub command: ImagesCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum ImagesCommand {
+    /// Load images from OCI or Docker archives, also compressed with gzip or zstd
+    Load {
+        /// Archives written by `docker save` or `skopeo copy`; `-` is the standard input
+        #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        archives: Vec<PathBuf>,
+    },
+    /// Pull images from their registries, without credentials
+    Pull {
+        /// Image names; short ones are those of Docker Hub
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+    /// Copy images from Docker or Podman on this machine
+    Import {
+        /// Program that has the images
+        #[arg(long, value_name = "PROGRAM")]
+        from: ImageProgram,
+        /// Image names as that program prints them
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+    /// List the images on this node
+    List {
+        /// Output format
+        #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+        output: Output,
+    },
+    /// Remove images that no container uses
+    Remove {
+        /// Image names as printed by `podwright images list`
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+    /// Remove all images that no pod uses, except those that were loaded or imported
+    Prune {
+        /// Also remove images that were loaded or imported
+        #[arg(long)]
+        loaded: bool,
+        /// Only print what would be removed
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// A program that images are imported from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ImageProgram {
+    Docker,
+    Podman,
+}
