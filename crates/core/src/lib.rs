@@ -13,6 +13,7 @@
 //! - is the sandbox replaced: [`plan::sandbox`]
 //! - in which order and with which grace period it is stopped: [`plan::kill`], [`lifecycle`]
 //! - which pod's start or image pull goes next: [`start_order`]
+//! - when a runtime that the agent started is started again: [`supervision`]
 //! - phase, conditions and container statuses: [`status::phase`], [`status::conditions`],
 //!   [`status::container`]
 //! - which pods are valid, and what rules the API has apart from the agent: the crate
@@ -46,6 +47,7 @@ pub mod resize;
 pub mod start_order;
 pub mod stats;
 pub mod status;
+pub mod supervision;
 pub mod throttle;
 pub mod time;
 pub mod users;

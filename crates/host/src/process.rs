@@ -1,10 +1,13 @@
 //! This process's limits, and identification of other processes.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
-use rustix::process::{Resource, Rlimit};
+use rustix::process::{Resource, Rlimit, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -50,6 +53,68 @@ pub fn raise_open_files(wanted: u64) -> Result<u64, ProcessError> {
     match set(within, now.maximum) {
         Ok(()) => Ok(within),
         Err(errno) => Err(ProcessError::OpenFiles { wanted, source: errno.into() }),
+    }
+}
+
+/// Limits of a process that its children inherit.
+///
+/// The agent changes its own; a runtime that it starts gets those it had before, or containers would
+/// have other limits depending on who started their runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InheritedLimits {
+    oom_score_adj: i32,
+    /// Soft and hard limit; `None` is unlimited.
+    open_files: (Option<u64>, Option<u64>),
+}
+
+impl InheritedLimits {
+    pub fn of_this_process(proc: &Path) -> Result<Self, ProcessError> {
+        let pid = std::process::id();
+        let text = std::fs::read_to_string(proc.join("self/oom_score_adj"))
+            .map_err(|source| ProcessError::Inspect { pid, source })?;
+        let oom_score_adj = text.trim().parse().map_err(|error| {
+            let source = io::Error::new(io::ErrorKind::InvalidData, error);
+            ProcessError::Inspect { pid, source }
+        })?;
+        let files = rustix::process::getrlimit(Resource::Nofile);
+        Ok(Self { oom_score_adj, open_files: (files.current, files.maximum) })
+    }
+
+    /// Sets them for this process. A value that may not be lowered stays.
+    pub fn apply(self, proc: &Path) -> Result<(), ProcessError> {
+        set_own_oom_score_adj(proc, self.oom_score_adj)?;
+        let (current, maximum) = self.open_files;
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum }).map_err(|errno| {
+            let wanted = current.unwrap_or(u64::MAX);
+            ProcessError::OpenFiles { wanted, source: errno.into() }
+        })
+    }
+}
+
+impl std::fmt::Display for InheritedLimits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let number = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |n| n.to_string());
+        let (soft, hard) = self.open_files;
+        write!(f, "{}:{}:{}", self.oom_score_adj, number(soft), number(hard))
+    }
+}
+
+impl std::str::FromStr for InheritedLimits {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = "not OOM_SCORE_ADJ:SOFT:HARD";
+        let mut parts = text.split(':');
+        let oom_score_adj = parts.next().and_then(|part| part.parse().ok()).ok_or(wrong)?;
+        let mut limit = || match parts.next() {
+            Some("-") => Ok(None),
+            part => part.and_then(|part| part.parse().ok()).map(Some).ok_or(wrong),
+        };
+        let open_files = (limit()?, limit()?);
+        if parts.next().is_some() {
+            return Err(wrong);
+        }
+        Ok(Self { oom_score_adj, open_files })
     }
 }
 
@@ -113,6 +178,40 @@ impl ProcessIdentity {
     }
 }
 
+/// A process that is awaited through its pidfd, child of this process or not.
+#[derive(Debug)]
+pub struct WatchedProcess(AsyncFd<OwnedFd>);
+
+/// How a child of this process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Status(i32),
+    Signal(i32),
+}
+
+impl WatchedProcess {
+    /// Call it within a tokio runtime.
+    pub fn new(pidfd: OwnedFd) -> io::Result<Self> {
+        #[allow(unsafe_code, reason = "tokio requires that the descriptor stays open")]
+        // SAFETY: the descriptor is owned by the `AsyncFd`, never replaced and closed after it.
+        let registered = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
+        registered.map(Self).map_err(|error| error.into_parts().1)
+    }
+
+    /// Waits until the process has ended. Cancel-safe, and returns at once from then on.
+    pub async fn ended(&self) -> io::Result<()> {
+        self.0.readable().await.map(drop)
+    }
+
+    /// Reaps the ended process; `None` if it is not a child of this process.
+    pub fn reap(&self) -> Option<Ended> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let status = waitid(WaitId::PidFd(self.0.get_ref().as_fd()), options).ok().flatten()?;
+        let signal = status.terminating_signal().map(Ended::Signal);
+        signal.or_else(|| status.exit_status().map(Ended::Status))
+    }
+}
+
 /// State and start time. The name, in parentheses, may itself contain spaces and parentheses.
 fn parse_stat(stat: &[u8]) -> Option<(u8, u64)> {
     let end_of_name = stat.iter().rposition(|b| *b == b')')?;
@@ -133,6 +232,49 @@ mod tests {
     use super::*;
 
     const PROC: &str = "/proc";
+
+    #[tokio::test]
+    async fn end_of_a_process_is_awaited_and_a_child_is_reaped() {
+        for (command, want) in
+            [("exit 3", Ended::Status(3)), ("kill -9 $$", Ended::Signal(nix::libc::SIGKILL))]
+        {
+            let mut child = Command::new("sh")
+                .args(["-c", &format!("read x; {command}")])
+                .stdin(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let pid = rustix::process::Pid::from_child(&child);
+            let flags = rustix::process::PidfdFlags::empty();
+            let watched =
+                WatchedProcess::new(rustix::process::pidfd_open(pid, flags).unwrap()).unwrap();
+            let soon = std::time::Duration::from_millis(50);
+            assert!(tokio::time::timeout(soon, watched.ended()).await.is_err(), "it still runs");
+            assert_eq!(watched.reap(), None);
+            drop(child.stdin.take());
+            watched.ended().await.unwrap();
+            watched.ended().await.unwrap();
+            assert_eq!(watched.reap(), Some(want));
+            assert_eq!(watched.reap(), None, "only once");
+        }
+    }
+
+    #[test]
+    fn inherited_limits_are_passed_as_text() {
+        let limits = InheritedLimits::of_this_process(Path::new(PROC)).unwrap();
+        assert_eq!(limits.to_string().parse(), Ok(limits));
+        for (text, valid) in [
+            ("-999:1024:-", true),
+            ("0:-:-", true),
+            ("0:1024", false),
+            ("0:1024:2048:1", false),
+            ("x:1:1", false),
+            ("0:-1:1", false),
+            ("", false),
+        ] {
+            let read = text.parse::<InheritedLimits>();
+            assert_eq!(read.map(|read| read.to_string()).ok(), valid.then(|| text.to_owned()));
+        }
+    }
 
     #[test]
     fn process_is_identified_until_it_ends() {

@@ -102,6 +102,8 @@ pub struct NodeDependencies {
     pub api: Option<kube::Client>,
     /// Request metrics of the API server clients.
     pub requests: Arc<RequestMetrics>,
+    /// Why the runtime is down, if this process supervises it.
+    pub runtime_problem: Option<watch::Receiver<Option<String>>>,
 }
 
 /// Settings for maintaining the Node object and its lease.
@@ -158,8 +160,15 @@ impl Node {
         version: cri::Version,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        let NodeDependencies { runtime, reports_cgroup_driver, cgroups, clock, api, requests } =
-            dependencies;
+        let NodeDependencies {
+            runtime,
+            reports_cgroup_driver,
+            cgroups,
+            clock,
+            api,
+            requests,
+            runtime_problem,
+        } = dependencies;
         let rate = RequestRate::new(config.request_limit, clock.clone());
         // For changes of Ready, which never wait.
         let urgent = api.clone();
@@ -200,7 +209,7 @@ impl Node {
         let log_dirs = Arc::new(LogDirs::new(worker.facts.pod_logs_dir.as_ref()));
 
         let tasks = Tasks::new(stop);
-        tasks.watch_runtime(&runtime, &pod_index, state);
+        tasks.watch_runtime(&runtime, &pod_index, state, runtime_problem);
         tasks.collect_garbage(
             &gc,
             build::rotation(config.log_rotation, &pod_index, &runtime, &log_dirs),
@@ -276,6 +285,11 @@ impl Node {
     /// The state of the container runtime.
     pub fn runtime_state(&self) -> NodeState {
         self.runtime_state.borrow().clone()
+    }
+
+    /// The recorder of Events.
+    pub fn recorder(&self) -> Recorder {
+        self.events.clone()
     }
 
     /// Ends a pod as [`pods::end`] does.

@@ -33,15 +33,18 @@ use podwright_host::trusted_path;
 use podwright_node::client::proxy::Proxy;
 use podwright_node::client::system_roots;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
+use podwright_node::report::events::Severity;
 use podwright_node::server::Server;
 use podwright_node::sources::url::{self as manifest_source, ManifestUrl};
 use podwright_node::telemetry::metrics::RequestMetrics;
 use podwright_proto::cri::CgroupDriver as ReportedDriver;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{KubeletConfiguration, SwapBehavior};
 use crate::serving;
+use crate::standalone::supervisor::SupervisedRuntime;
 use machine::MeasuredMachine;
 
 /// Agent options that differ between a joined and a standalone node.
@@ -55,6 +58,26 @@ pub struct AgentOptions {
     /// Stop all pods and start none, for `podwright down`.
     pub stop_pods: bool,
     pub api: Option<ApiClients>,
+    /// The runtime is supervised by this process.
+    pub supervised: Option<SupervisedRuntime>,
+}
+
+/// An event of a runtime that this process supervises.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeEvent {
+    severity: Severity,
+    reason: &'static str,
+    message: String,
+}
+
+impl RuntimeEvent {
+    pub fn normal(reason: &'static str, message: String) -> Self {
+        Self { severity: Severity::Normal, reason, message }
+    }
+
+    pub fn warning(reason: &'static str, message: String) -> Self {
+        Self { severity: Severity::Warning, reason, message }
+    }
 }
 
 /// Two clients of the same API server.
@@ -77,16 +100,29 @@ const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Runs the node until `stop` is cancelled. Containers keep running.
 pub async fn run(
     settings: &KubeletSettings,
-    agent_options: AgentOptions,
+    mut agent_options: AgentOptions,
     on_ready: impl FnOnce(&Arc<Server>),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let supervised = agent_options.supervised.take();
+    let (problem, events) = match supervised {
+        Some(SupervisedRuntime { problem, events }) => (Some(problem), Some(events)),
+        None => (None, None),
+    };
     let watchdog = crate::service::watchdog()?;
     let health = health(&settings.configuration, stop.clone()).await?;
     let ports = serving::take_ports(&settings.configuration).await?;
     let (api, stop_pods) = (agent_options.api.clone(), agent_options.stop_pods);
-    let node = start(settings, agent_options, stop.clone()).await?;
+    let node = start(settings, agent_options, problem, stop.clone()).await?;
     let Some(node) = node else { return Ok(()) };
+    if let Some(mut events) = events {
+        let (recorder, name) = (node.recorder(), settings.node_name.clone());
+        tokio::spawn(async move {
+            while let Some(RuntimeEvent { severity, reason, message }) = events.recv().await {
+                recorder.node(name.as_str(), severity, reason, message);
+            }
+        });
+    }
     if stop_pods {
         node.stop_pods();
     }
@@ -167,6 +203,7 @@ fn share_mounts(root_dir: &Path) {
 async fn start(
     settings: &KubeletSettings,
     agent_options: AgentOptions,
+    runtime_problem: Option<watch::Receiver<Option<String>>>,
     stop: CancellationToken,
 ) -> anyhow::Result<Option<Node>> {
     let configuration = &settings.configuration;
@@ -205,6 +242,7 @@ async fn start(
         clock: Clock::real(),
         api,
         requests,
+        runtime_problem,
     };
     Ok(Some(Node::start(config, dependencies, version, stop).await?))
 }

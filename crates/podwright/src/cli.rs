@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
+use podwright_host::process::InheritedLimits;
 
 pub use operations::{ImageProgram, ImagesArgs, ImagesCommand};
 pub use reference::{completion, man_pages};
@@ -104,6 +105,9 @@ pub struct DaemonArgs {
     /// Pass the node lock to the program as its standard input
     #[arg(long)]
     pub keep_lock: bool,
+    /// Limits of the program: OOM_SCORE_ADJ:SOFT:HARD, with the limits of open files
+    #[arg(long, value_name = "LIMITS", allow_hyphen_values = true)]
+    pub limits: Option<InheritedLimits>,
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<PathBuf>,

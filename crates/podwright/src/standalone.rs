@@ -29,6 +29,7 @@ pub mod runtime;
 pub mod shared_network;
 pub mod state_dir;
 pub mod stopping;
+pub mod supervisor;
 pub mod teardown;
 pub mod up_options;
 
@@ -143,6 +144,11 @@ impl Layout {
     /// itself.
     pub fn agent_root_mount(&self) -> PathBuf {
         self.run().join("agent-root-mount.json")
+    }
+
+    /// What the agent reports about the private containerd that it supervises.
+    pub fn supervision(&self) -> PathBuf {
+        self.run().join("containerd.json")
     }
 
     /// State directory that [`Self::run`] belongs to: instances are short hashes and may collide.

@@ -210,6 +210,7 @@ impl Sim {
                 .api
                 .then(|| with_request_timeout(self.api.agents_client(end.clone()))),
             requests: Arc::default(),
+            runtime_problem: None,
         };
         let presence = self.options.chores.then(|| Presence {
             client: with_request_timeout(self.api.agents_client(end.clone())),

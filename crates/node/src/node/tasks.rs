@@ -68,6 +68,7 @@ impl Tasks {
         runtime: &RuntimeAccess,
         pod_index: &Arc<PodIndex>,
         state: watch::Sender<NodeState>,
+        problem: Option<watch::Receiver<Option<String>>>,
     ) {
         let RuntimeAccess { client, pleg, clock } = runtime.clone();
         let (relisted, index, stop) = (pleg.clone(), pod_index.clone(), self.stop.clone());
@@ -76,7 +77,7 @@ impl Tasks {
         self.spawn(async move { pleg.event_loop(&*index, stop).await });
         let stop = self.stop.clone();
         self.spawn(async move {
-            stop.run_until_cancelled(state::check_runtime(client, clock, state)).await;
+            stop.run_until_cancelled(state::check_runtime(client, clock, state, problem)).await;
         });
     }
 

@@ -63,11 +63,13 @@ impl NodeState {
     }
 }
 
-/// Checks the runtime status periodically and publishes the result.
+/// Checks the runtime status periodically and publishes the result. `cause` says why a supervised
+/// runtime is down.
 pub(crate) async fn check_runtime(
     runtime: cri::Client,
     clock: Clock,
     state: watch::Sender<NodeState>,
+    cause: Option<watch::Receiver<Option<String>>>,
 ) {
     let mut last_success = None;
     loop {
@@ -86,8 +88,10 @@ pub(crate) async fn check_runtime(
         if let Some(problem) = problem {
             tracing::warn!(error = problem, "check runtime status failed, retrying");
             if last_success.is_some_and(|at| clock.now().mono.since(at) >= RUNTIME_DOWN) {
+                let cause = cause.as_ref().and_then(|cause| cause.borrow().clone());
+                let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
                 state.send_if_modified(|state| {
-                    let down = Err("container runtime is down".to_owned());
+                    let down = Err(format!("container runtime is down{cause}"));
                     std::mem::replace(&mut state.reachable, down.clone()) != down
                 });
             }

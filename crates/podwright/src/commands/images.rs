@@ -25,6 +25,7 @@ use crate::standalone::agent::Agent;
 use crate::standalone::containerd::find;
 use crate::standalone::image_archive::{self, full_name};
 use crate::standalone::runtime::Runtime;
+use crate::standalone::supervisor::SupervisionNote;
 use crate::standalone::{Layout, loaded_images};
 
 /// How long the runtime may take to list an image after it was loaded.
@@ -41,7 +42,7 @@ pub fn run(arguments: &ImagesArgs) -> anyhow::Result<()> {
     let runtime = Runtime::of(&layout, &record)?;
     let reactor = service::runtime()?;
     if !reactor.block_on(runtime.is_up())? {
-        bail!(not_running(&layout));
+        bail!(not_running(&layout)?);
     }
     let node = ImageNode { layout: &layout, runtime: &runtime };
     match &arguments.command {
@@ -72,13 +73,20 @@ pub fn run(arguments: &ImagesArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The error for a node without a runtime.
-fn not_running(layout: &Layout) -> String {
+/// Why no runtime responds.
+fn not_running(layout: &Layout) -> anyhow::Result<String> {
     let state = layout.state().display();
-    format!(
-        "the container runtime of the node in {state} is not running. Fix: start it with \
-         podwright up"
-    )
+    let agent = Agent::of(layout).daemon().running()?.is_some();
+    let note = SupervisionNote::read(layout).filter(|_| agent);
+    Ok(match note.and_then(|note| note.problem(jiff::Timestamp::now())) {
+        Some(problem) => {
+            format!("the container runtime of the node in {state} is down: {problem}")
+        }
+        None => format!(
+            "the container runtime of the node in {state} is not running. Fix: start it with \
+             podwright up"
+        ),
+    })
 }
 
 fn open(archive: &Path) -> anyhow::Result<(Box<dyn Read>, String)> {

@@ -29,6 +29,7 @@ pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
             standalone: false,
             shared_runtime: false,
             stop_pods: false,
+            supervised: None,
             api,
         };
         agent::run(settings, agent_options, |_| {}, stop).await

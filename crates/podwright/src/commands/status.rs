@@ -26,6 +26,7 @@ use crate::service;
 use crate::standalone::Layout;
 use crate::standalone::agent::Agent;
 use crate::standalone::runtime::Runtime;
+use crate::standalone::supervisor::SupervisionNote;
 
 /// Longer than a healthy runtime needs for hundreds of pods.
 const PODS_TIMEOUT: Duration = Duration::from_secs(20);
@@ -61,6 +62,9 @@ struct Status {
     agent: bool,
     #[serde(rename = "runtime")]
     runtime: bool,
+    /// The private containerd, as its supervisor reports it; none without an agent.
+    #[serde(rename = "containerd", skip_serializing_if = "Option::is_none")]
+    containerd: Option<SupervisionNote>,
     /// As reported by the API server; none if it does not respond.
     #[serde(rename = "node")]
     node: Option<NodeLine>,
@@ -97,7 +101,8 @@ pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
         true => service::runtime()?.block_on(node::read(&layout.kubeconfig())),
         false => None,
     };
-    let status = Status { agent, runtime, node, pods, pulling };
+    let containerd = agent.then(|| SupervisionNote::read(&layout)).flatten();
+    let status = Status { agent, runtime, containerd, node, pods, pulling };
     let mut out = std::io::stdout();
     match arguments.output {
         Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&status)?)?,
@@ -145,6 +150,11 @@ fn line(pod: &ObservedPod) -> PodLine {
 fn text(status: &Status, now: Timestamp) -> String {
     let state = |up: bool| if up { "running" } else { "not running" };
     let mut text = format!("agent {}, runtime {}\n", state(status.agent), state(status.runtime));
+    if let Some(note) = &status.containerd {
+        for line in [note.problem(now), note.recent_restart(now)].into_iter().flatten() {
+            text.push_str(&format!("{}\n", printable(&line)));
+        }
+    }
     if let Some(node) = &status.node {
         text.push_str(&node.to_string());
     }
@@ -155,7 +165,9 @@ fn text(status: &Status, now: Timestamp) -> String {
         text.push_str(&format!("pulling {image}: {percent}% of {total} at {rate}/s\n"));
     }
     if status.pods.is_empty() {
-        text.push_str("no pods\n");
+        // Pods keep running without their runtime, but only it knows them.
+        let runs = status.runtime || !status.agent;
+        text.push_str(if runs { "no pods\n" } else { "pods unknown until the runtime runs\n" });
         return text;
     }
     let mut rows =
@@ -218,7 +230,8 @@ mod tests {
             total: 4_000_000,
             rate: 1000,
         }];
-        let status = Status { agent: true, runtime: true, node: None, pods, pulling };
+        let status =
+            Status { agent: true, runtime: true, containerd: None, node: None, pods, pulling };
         assert_eq!(
             text(&status, now),
             "agent running, runtime running\n\

@@ -32,6 +32,7 @@ use crate::standalone::network::{Network, Subnet};
 use crate::standalone::resolver::Resolver;
 use crate::standalone::runtime::{self, Absent};
 use crate::standalone::shared_network::SharedNetwork;
+use crate::standalone::supervisor::RuntimeSupervisor;
 use crate::standalone::up_options::UpOptions;
 use crate::standalone::{Layout, Record, log, own_mounts, state_dir, stopping};
 use crate::{logging, service};
@@ -101,6 +102,11 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
     }
     // From here on other commands find this process by its pid file.
     drop(lock);
+    let supervised = pod_network.as_ref().map(|network| {
+        let (supervisor, supervised) = RuntimeSupervisor::new(layout, network.clone());
+        tokio::spawn(supervisor.run(stop.clone()));
+        supervised
+    });
     let agent_connector = api.agent_connector();
     let clients = api.clients(&settings.node_name);
     let agent_options = AgentOptions {
@@ -109,6 +115,7 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
         shared_runtime,
         stop_pods: arguments.stop_pods,
         api: Some(clients.clone()),
+        supervised,
     };
     // The agent stops first: until then it sends requests to the API server.
     let api_stop = CancellationToken::new();

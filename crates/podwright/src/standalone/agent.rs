@@ -81,7 +81,7 @@ impl<'a> Agent<'a> {
             Purpose::RunPods => {}
             Purpose::StopPods => arguments.push(OsStr::new("--stop-pods")),
         }
-        self.daemon().start(&program, &arguments, &log, LockRelease::ByDaemon(lock))
+        self.daemon().start(&program, &arguments, &log, LockRelease::ByDaemon(lock), None)
     }
 
     /// Registers this process as the agent.

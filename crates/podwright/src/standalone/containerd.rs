@@ -1,10 +1,14 @@
 //! Private containerd of the standalone node.
 
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use podwright_core::supervision;
 use podwright_cri::{Client, Endpoint, Timeouts, Version};
+use podwright_host::process::InheritedLimits;
 use podwright_host::trusted_path;
 
 use super::daemon::{Daemon, LockRelease};
@@ -14,14 +18,22 @@ use super::{Layout, image_archive};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How much of its log is searched for the reason of an exit; a panic prints many stacks.
+const LOG_TAIL: u64 = 128 * 1024;
 
 pub struct Containerd<'a> {
     layout: &'a Layout,
+    limits: Option<InheritedLimits>,
 }
 
 impl<'a> Containerd<'a> {
     pub fn new(layout: &'a Layout) -> Self {
-        Self { layout }
+        Self { layout, limits: None }
+    }
+
+    /// Starts it with these limits instead of those of this process.
+    pub fn with_limits(self, limits: Option<InheritedLimits>) -> Self {
+        Self { limits, ..self }
     }
 
     pub fn daemon(&self) -> Daemon {
@@ -41,6 +53,25 @@ impl<'a> Containerd<'a> {
         self.layout.state().join("logs/containerd.log")
     }
 
+    /// Why it exited, if its log ends with an error.
+    pub fn exit_reason(&self) -> Option<String> {
+        supervision::exit_reason(&self.end_of_log()?)
+    }
+
+    /// Why it runs without the plugin that serves pods.
+    pub fn plugin_failure(&self) -> Option<String> {
+        supervision::plugin_failure(&self.end_of_log()?)
+    }
+
+    fn end_of_log(&self) -> Option<String> {
+        let mut file = File::open(self.log()).ok()?;
+        let length = file.metadata().ok()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL))).ok()?;
+        let mut tail = Vec::new();
+        file.take(LOG_TAIL).read_to_end(&mut tail).ok()?;
+        Some(String::from_utf8_lossy(&tail).into_owned())
+    }
+
     /// Starts it unless it is already running.
     pub fn start(&self, network: &Network, lock: &NodeLock) -> anyhow::Result<Started> {
         if self.daemon().running()?.is_some() {
@@ -55,7 +86,8 @@ impl<'a> Containerd<'a> {
         let config = self.layout.containerd().join("config.toml");
         write(&config, &self.config(network, &conf_dir))?;
         let arguments = ["--config".as_ref(), config.as_os_str()];
-        self.daemon().start(&program, &arguments, &self.log(), LockRelease::UntilStarted(lock))?;
+        let lock = LockRelease::UntilStarted(lock);
+        self.daemon().start(&program, &arguments, &self.log(), lock, self.limits)?;
         Ok(Started::Now)
     }
 
@@ -74,7 +106,9 @@ impl<'a> Containerd<'a> {
             };
             let log = self.log();
             if self.daemon().running()?.is_none() {
-                anyhow::bail!("containerd exited; see {}", log.display());
+                let reason = self.exit_reason().map(|reason| format!(": {reason}"));
+                let reason = reason.unwrap_or_default();
+                anyhow::bail!("containerd exited{reason}; see {}", log.display());
             }
             if tokio::time::Instant::now() > deadline {
                 anyhow::bail!("containerd does not respond ({error}); see {}", log.display());

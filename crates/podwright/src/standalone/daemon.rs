@@ -7,14 +7,15 @@
 
 use std::convert::Infallible;
 use std::ffi::OsStr;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use podwright_host::process::ProcessIdentity;
+use podwright_host::process::{InheritedLimits, ProcessIdentity};
 use podwright_host::trusted_path;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -66,6 +67,7 @@ impl Daemon {
         arguments: &[&OsStr],
         output: &Path,
         lock: LockRelease<'_>,
+        limits: Option<InheritedLimits>,
     ) -> anyhow::Result<ProcessIdentity> {
         let name = program.display();
         let file = log::open(output)?;
@@ -79,6 +81,9 @@ impl Daemon {
                 lock
             }
         };
+        if let Some(limits) = limits {
+            command.arg("--limits").arg(limits.to_string());
+        }
         command.arg("--").arg(program).args(arguments);
         // It finds programs of its own by name: containerd its shim and runc, plugins iptables.
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -98,8 +103,9 @@ impl Daemon {
             {
                 return Ok(identity);
             }
-            if child.try_wait()?.is_some() {
-                anyhow::bail!("{name} exited immediately; see {}", output.display());
+            if let Some(status) = child.try_wait()? {
+                let log = output.display();
+                anyhow::bail!("{name} exited immediately with {status}; see {log}");
             }
             if Instant::now() >= deadline {
                 anyhow::bail!("{name} hangs after it was started as process {}", child.id());
@@ -154,24 +160,37 @@ pub fn become_program(arguments: &DaemonArgs) -> anyhow::Result<Infallible> {
     if !arguments.keep_lock {
         lock::give_up_inherited()?;
     }
+    if let Some(limits) = arguments.limits
+        && let Err(error) = limits.apply(Path::new(PROC))
+    {
+        // Its output is the log of the program.
+        let error = anyhow::Error::new(error);
+        let _ = writeln!(std::io::stderr(), "podwright daemon: cannot set limits: {error:#}");
+    }
     let error = Command::new(program).args(rest).exec();
     daemon.forget();
     Err(error).with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Sends a signal. A process that has already exited is no error, and a process that reused its pid
-/// is not signalled: the identity is checked after the pidfd is opened.
-pub fn signal(identity: &ProcessIdentity, signal: Signal) -> anyhow::Result<()> {
-    let failed = || format!("cannot signal process {}", identity.pid);
-    let Some(pid) = Pid::from_raw(i32::try_from(identity.pid)?) else { return Ok(()) };
+/// A pidfd of the process; none if it has exited. The identity is checked after the pidfd is opened,
+/// so it never refers to a process that reused the pid.
+pub fn open(identity: &ProcessIdentity) -> anyhow::Result<Option<OwnedFd>> {
+    let Some(pid) = Pid::from_raw(i32::try_from(identity.pid)?) else { return Ok(None) };
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => process,
-        Err(Errno::SRCH) => return Ok(()),
-        Err(errno) => return Err(errno).with_context(failed),
+        Err(Errno::SRCH) => return Ok(None),
+        Err(errno) => {
+            return Err(errno).with_context(|| format!("cannot watch process {}", identity.pid));
+        }
     };
-    if !identity.is_running(Path::new(PROC))? {
-        return Ok(());
-    }
+    Ok(identity.is_running(Path::new(PROC))?.then_some(process))
+}
+
+/// Sends a signal. A process that has already exited is no error, and a process that reused its pid
+/// is not signalled.
+pub fn signal(identity: &ProcessIdentity, signal: Signal) -> anyhow::Result<()> {
+    let failed = || format!("cannot signal process {}", identity.pid);
+    let Some(process) = open(identity)? else { return Ok(()) };
     match pidfd_send_signal(&process, signal) {
         Ok(()) | Err(Errno::SRCH) => Ok(()),
         Err(errno) => Err(errno).with_context(failed),

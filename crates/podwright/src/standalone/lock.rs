@@ -59,6 +59,14 @@ impl NodeLock {
         Self::take_within(layout, command, say, TIMEOUT)
     }
 
+    /// Takes the lock without waiting; none if another command holds it.
+    pub fn try_take(layout: &Layout, command: &str) -> anyhow::Result<Option<Self>> {
+        match Self::take_within(layout, command, &|_| {}, Duration::ZERO) {
+            Err(error) if error.is::<Held>() => Ok(None),
+            outcome => outcome.map(Some),
+        }
+    }
+
     fn take_within(
         layout: &Layout,
         command: &str,
@@ -144,6 +152,14 @@ impl NodeLock {
     }
 }
 
+/// Another command did not release the lock in time.
+#[derive(Debug, thiserror::Error)]
+#[error("{holder} is working on {}. Fix: wait until it finishes, or stop it, and try again", state.display())]
+struct Held {
+    holder: String,
+    state: PathBuf,
+}
+
 /// Wait for another command, with a deadline.
 struct Waiting<'a> {
     layout: &'a Layout,
@@ -155,9 +171,8 @@ impl Waiting<'_> {
     fn wait(&mut self, holder: &str, say: &impl Fn(&str)) -> anyhow::Result<()> {
         let state = self.layout.state().display();
         if Instant::now() >= self.deadline {
-            anyhow::bail!(
-                "{holder} is working on {state}. Fix: wait until it finishes, or stop it, and try again"
-            );
+            let (holder, state) = (holder.to_owned(), self.layout.state().to_owned());
+            return Err(Held { holder, state }.into());
         }
         if !std::mem::replace(&mut self.reported, true) {
             say(&format!("{holder} is working on {state}; waiting for it to finish"));

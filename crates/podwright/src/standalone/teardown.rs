@@ -12,7 +12,7 @@ use anyhow::bail;
 use podwright_cri::{Client, Endpoint, Timeouts};
 
 use super::agent::{Agent, Difference, Purpose, Supervisor};
-use super::containerd::Containerd;
+use super::containerd::{Containerd, Started};
 use super::isolation::Isolation;
 use super::lock::NodeLock;
 use super::pods::{self, EndedPods, Grace, PodSelection};
@@ -226,6 +226,13 @@ async fn agent_for_stopping(
     let agent = Agent::of(layout);
     let mut replaced = false;
     if let Some(process) = agent.daemon().running()? {
+        // The agent starts a containerd that exited only while no command works on the node.
+        if record.up_options.runtime.is_none() && layout.runtime_state().exists() {
+            let containerd = Containerd::new(layout);
+            if containerd.start(&record.network, lock)? == Started::Now {
+                containerd.ready().await?;
+            }
+        }
         let difference = agent.difference(&process, &record.up_options)?;
         let supervisor = agent.note()?.map_or(Supervisor::Podwright, |note| note.supervisor);
         let unfit = match difference {

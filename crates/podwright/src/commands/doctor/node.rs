@@ -2,11 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
+
 use super::{Finding, Plan};
 use crate::commands::status::node::{self, NodeLine};
 use crate::service;
 use crate::standalone::agent::Agent;
+use crate::standalone::containerd::Containerd;
 use crate::standalone::runtime::Runtime;
+use crate::standalone::supervisor::SupervisionNote;
 use crate::standalone::{Layout, Record};
 
 const CHECK: &str = "node";
@@ -29,6 +33,8 @@ pub(super) struct Node {
     networks: Option<PathBuf>,
     agent: bool,
     runtime: bool,
+    /// As reported by the agent that supervises the private containerd.
+    supervision: Option<SupervisionNote>,
     /// As reported by the API server; none if it does not respond.
     reported: Option<ReportedNode>,
 }
@@ -91,6 +97,7 @@ impl Node {
             endpoint: format!("unix://{}", runtime.socket().display()),
             networks: private.then(|| layout.cni().join("net.d")),
             agent,
+            supervision: agent.then(|| SupervisionNote::read(layout)).flatten(),
             runtime: reactor.block_on(runtime.is_up())?,
             reported: reported.map(|NodeLine { name, ready, .. }| ReportedNode { name, ready }),
         })
@@ -101,9 +108,20 @@ impl Node {
         let log = self.layout.agent_log();
         let again = format!("podwright up --state-dir {state}");
         let mut findings = Vec::new();
-        if !self.runtime {
+        let now = Timestamp::now();
+        let problem = self.supervision.as_ref().and_then(|note| note.problem(now));
+        let restart = self.supervision.as_ref().and_then(|note| note.recent_restart(now));
+        let runtime_log = Containerd::new(&self.layout).log();
+        if let Some(problem) = problem {
+            let message = format!("the runtime of the node in {state} is down: {problem}");
+            let fix = format!("see the end of {}; the agent retries", runtime_log.display());
+            findings.push(Finding::failure(CHECK, message, fix));
+        } else if !self.runtime {
             let message = format!("the runtime of the node in {state} does not respond");
             findings.push(Finding::failure(CHECK, message, format!("start it again: {again}")));
+        } else if let Some(restart) = restart {
+            let fix = format!("see {}", runtime_log.display());
+            findings.push(Finding::warning(CHECK, restart, fix));
         }
         findings.push(match &self.reported {
             _ if !self.agent => Finding::failure(
@@ -134,6 +152,7 @@ impl Node {
 mod tests {
     use super::*;
     use crate::commands::doctor::Verdict;
+    use crate::standalone::supervisor::LastExit;
 
     fn node(agent: bool, runtime: bool, ready: Option<bool>) -> StandaloneNode {
         StandaloneNode::Here(Box::new(Node {
@@ -142,6 +161,7 @@ mod tests {
             networks: Some("/s/cni/net.d".into()),
             agent,
             runtime,
+            supervision: None,
             reported: ready.map(|ready| ReportedNode { name: "n1".to_owned(), ready }),
         }))
     }
@@ -174,6 +194,32 @@ mod tests {
             let findings = standalone_node.examine();
             let found: Vec<_> = findings.iter().map(|f| (f.verdict, f.message.as_str())).collect();
             assert_eq!(found, want);
+        }
+    }
+
+    #[test]
+    fn supervised_runtime_that_is_down_or_was_restarted_is_reported_with_its_reason() {
+        let exit = |at| LastExit { at, reason: "containerd exited: no space".to_owned() };
+        let down = SupervisionNote {
+            problem: Some("containerd exited: no space".to_owned()),
+            last_exit: Some(exit(Timestamp::now())),
+            ..SupervisionNote::default()
+        };
+        let restarted = SupervisionNote { problem: None, restarts: 1, ..down.clone() };
+        let long_ago =
+            SupervisionNote { last_exit: Some(exit(Timestamp::UNIX_EPOCH)), ..restarted.clone() };
+        for (note, runs, want) in [
+            (down, false, Some((Verdict::Failure, "is down: containerd exited: no space"))),
+            (restarted, true, Some((Verdict::Warning, "started again once"))),
+            (long_ago, true, None),
+        ] {
+            let StandaloneNode::Here(mut node) = node(true, runs, Some(true)) else { panic!() };
+            node.supervision = Some(note);
+            let findings = node.examine();
+            let first = findings.first().filter(|_| findings.len() > 1);
+            assert_eq!(first.map(|it| it.verdict), want.map(|(verdict, _)| verdict));
+            let (message, text) = (first.map_or("", |it| &it.message), want.map_or("", |it| it.1));
+            assert!(message.contains(text), "{message}");
         }
     }
 
