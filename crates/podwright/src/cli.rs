@@ -30,6 +30,7 @@ use crate::config::problem::Invalid;
 use crate::config::{self, Preset};
 use crate::logging;
 use crate::standalone::daemon::become_program;
+use crate::standalone::kubeconfig::merge::SameName;
 use crate::standalone::teardown::StopMode;
 
 /// Default state directory of `podwright up`.
@@ -66,8 +67,11 @@ enum Command {
     Status(StatusArgs),
     /// List, load or remove the node's images
     Images(ImagesArgs),
-    /// Print a kubeconfig for another user of the node of `podwright up`, or revoke its permissions
+    /// Print or merge a kubeconfig of the node of `podwright up`, or revoke a user's permissions
     Kubeconfig(KubeconfigArgs),
+    /// Merge a kubeconfig from the standard input (part of kubeconfig)
+    #[command(hide = true)]
+    KubeconfigMerge(KubeconfigMergeArgs),
     /// Explain what a pod is waiting for, since when, what was tried, and the fix
     Why(WhyArgs),
     /// Replay a recorded decision and print the result and its reason
@@ -245,9 +249,16 @@ pub struct KubeconfigArgs {
     /// State directory of `podwright up`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
-    /// Name of the user
-    #[arg(long, value_name = "NAME")]
-    pub user: String,
+    /// Name of the user; without it `--merge` merges the kubeconfig of the node's owner
+    #[arg(long, value_name = "NAME", required_unless_present = "merge")]
+    pub user: Option<String>,
+    /// Merge into the kubeconfig of the user who runs the command (`KUBECONFIG` or
+    /// ~/.kube/config), of which a copy is kept
+    #[arg(long)]
+    pub merge: bool,
+    /// With `--merge`: replace entries of the same name that belong to another cluster
+    #[arg(long, requires = "merge")]
+    pub replace: bool,
     /// Role that the user gets
     #[arg(long, value_name = "ROLE", default_value = "view")]
     pub role: UserRole,
@@ -261,13 +272,28 @@ pub struct KubeconfigArgs {
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_lifetime)]
     pub expires: Duration,
     /// Remove the user from all bindings instead
-    #[arg(long, conflicts_with_all = ["role", "namespace", "all_namespaces", "expires"])]
+    #[arg(long, conflicts_with_all = ["role", "namespace", "all_namespaces", "expires", "merge"])]
     pub revoke: bool,
 }
 
+impl KubeconfigArgs {
+    pub fn same_name(&self) -> SameName {
+        if self.replace { SameName::Replace } else { SameName::Refuse }
+    }
+}
+
+/// Used by `podwright kubeconfig --merge` under sudo.
+#[derive(Clone, Debug, Args)]
+pub struct KubeconfigMergeArgs {
+    /// Replace entries of the same name that belong to another cluster
+    #[arg(long)]
+    pub replace: bool,
+}
+
 const KUBECONFIG_HELP: &str = "\
-Example:
+Examples:
   podwright kubeconfig --user bob --role edit --expires 24h > bob.kubeconfig
+  sudo podwright kubeconfig --merge && kubectl --context podwright get pods
 
 The roles are those of Kubernetes: view reads all but Secrets, edit also writes and runs
 commands in pods, admin also grants roles, each in its namespace; cluster-admin may do
@@ -420,6 +446,9 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
         Command::Images(arguments) => commands::images::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Kubeconfig(arguments) => {
             commands::kubeconfig::run(&arguments).map(|()| ExitCode::SUCCESS)
+        }
+        Command::KubeconfigMerge(arguments) => {
+            commands::kubeconfig::run_merge(&arguments).map(|()| ExitCode::SUCCESS)
         }
         Command::Why(arguments) => commands::why::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Plan { case } => commands::plan::run(&case).map(|()| ExitCode::SUCCESS),

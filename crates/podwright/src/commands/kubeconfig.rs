@@ -3,7 +3,10 @@
 //! The certificate names the user and no group, so what it may do is what bindings grant the user:
 //! without bindings it may do nothing, even before it expires.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use jiff::SignedDuration;
@@ -11,21 +14,27 @@ use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding, Subject};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, ResourceExt as _};
+use nix::unistd::{Uid, User};
 use podwright_api::rbac::GROUP;
 use serde_json::json;
 
-use crate::cli::{KubeconfigArgs, UserRole};
+use crate::cli::{KubeconfigArgs, KubeconfigMergeArgs, UserRole};
 use crate::service;
+use crate::standalone::kubeconfig::EntryNames;
+use crate::standalone::kubeconfig::merge::{self, SameName};
 use crate::standalone::{Layout, api, credentials, kubeconfig};
+
+/// Much more than a kubeconfig that this program writes.
+const MAX_INPUT: u64 = 1 << 20;
 
 pub fn run(arguments: &KubeconfigArgs) -> anyhow::Result<()> {
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
-    check_user(&arguments.user)?;
+    let Some(user) = &arguments.user else { return merge_admin(&layout, arguments.same_name()) };
+    check_user(user)?;
     let state = layout.state().display();
     let port = api::stored_port(&layout).with_context(|| {
         format!("no node was started in {state}, or it cannot be read. Fix: run podwright up, and use sudo")
     })?;
-    let user = &arguments.user;
     if arguments.revoke {
         let removed =
             service::runtime()?.block_on(async { revoke(&client(&layout).await?, user).await })?;
@@ -36,10 +45,88 @@ pub fn run(arguments: &KubeconfigArgs) -> anyhow::Result<()> {
     let pair = credentials::authority(&layout.api())?.client(user, &[], validity)?;
     let server = std::fs::read_to_string(layout.api().join("ca.crt"))
         .with_context(|| format!("cannot read the certificate authority of the node in {state}"))?;
-    service::runtime()?.block_on(async { grant(&client(&layout).await?, arguments).await })?;
+    service::runtime()?
+        .block_on(async { grant(&client(&layout).await?, user, arguments).await })?;
     let url = format!("https://127.0.0.1:{port}");
-    let text = kubeconfig::text(&url, &server, user, &pair);
+    let names = EntryNames::of_user(&layout, user);
+    let text = kubeconfig::text(&url, &server, &names, &pair);
+    if arguments.merge {
+        return merge_for_user(&text, arguments.same_name());
+    }
     write!(std::io::stdout(), "{text}")?;
+    Ok(())
+}
+
+/// Merges the owner's kubeconfig of the node.
+fn merge_admin(layout: &Layout, same_name: SameName) -> anyhow::Result<()> {
+    let path = layout.kubeconfig();
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!("cannot read {}. Fix: run podwright up, and use sudo", path.display())
+    })?;
+    merge_for_user(&text, same_name)?;
+    let note = "the certificate is valid for at most 7 days; merge again to renew it";
+    writeln!(std::io::stderr(), "{note}")?;
+    Ok(())
+}
+
+/// Merges into the kubeconfig of the user that ran the command. Under sudo that is done by a process
+/// of that user: in a directory of theirs, root could be made to replace any file.
+fn merge_for_user(text: &str, same_name: SameName) -> anyhow::Result<()> {
+    let invoking = kubeconfig::invoking_user().filter(|(user, _)| *user != 0);
+    let (user, group) = match invoking {
+        Some(ids) if rustix::process::geteuid().is_root() => ids,
+        Some(_) | None => {
+            let home = std::env::home_dir();
+            return merge_here(text, home.as_deref(), same_name);
+        }
+    };
+    let account = User::from_uid(Uid::from_raw(user))?
+        .with_context(|| format!("user {user}, who ran sudo, does not exist"))?;
+    // The program may be in a directory that the user cannot enter.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("kubeconfig-merge");
+    if same_name == SameName::Replace {
+        command.arg("--replace");
+    }
+    let mut child = command
+        .uid(user)
+        .gid(group)
+        .env("HOME", &account.dir)
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot run a process as the user who ran sudo")?;
+    let mut input = child.stdin.take().context("the process has no input")?;
+    let sent = input.write_all(text.as_bytes());
+    drop(input);
+    let status = child.wait()?;
+    // The process has printed the reason.
+    if !status.success() {
+        anyhow::bail!("the kubeconfig of {} was not changed", account.name);
+    }
+    sent.context("cannot pass the kubeconfig on")
+}
+
+/// The part of a merge that runs as the user who ran sudo.
+pub fn run_merge(arguments: &KubeconfigMergeArgs) -> anyhow::Result<()> {
+    let mut text = String::new();
+    std::io::stdin().lock().take(MAX_INPUT).read_to_string(&mut text)?;
+    let same_name = if arguments.replace { SameName::Replace } else { SameName::Refuse };
+    merge_here(&text, std::env::home_dir().as_deref(), same_name)
+}
+
+fn merge_here(text: &str, home: Option<&Path>, same_name: SameName) -> anyhow::Result<()> {
+    let context = Kubeconfig::from_yaml(text)?.current_context.unwrap_or_default();
+    let target = merge::target(std::env::var_os("KUBECONFIG").as_deref(), home)?;
+    let merged = merge::merge(&target, text, same_name)?;
+    let mut out = std::io::stdout();
+    writeln!(out, "context {context} merged into {}", merged.file.display())?;
+    if let Some(backup) = merged.backup {
+        writeln!(out, "the earlier file is kept as {}", backup.display())?;
+    }
+    if !merged.is_current {
+        writeln!(out, "use it with: kubectl --context {context}")?;
+    }
     Ok(())
 }
 
@@ -67,12 +154,12 @@ async fn client(layout: &Layout) -> anyhow::Result<Client> {
 }
 
 /// Creates the binding; an equal one may exist.
-async fn grant(client: &Client, arguments: &KubeconfigArgs) -> anyhow::Result<()> {
+async fn grant(client: &Client, user: &str, arguments: &KubeconfigArgs) -> anyhow::Result<()> {
     let role = arguments.role.cluster_role();
-    let name = format!("podwright:user:{}:{role}", arguments.user);
+    let name = format!("podwright:user:{user}:{role}");
     let body = json!({
         "metadata": {"name": name},
-        "subjects": [{"kind": "User", "apiGroup": GROUP, "name": arguments.user}],
+        "subjects": [{"kind": "User", "apiGroup": GROUP, "name": user}],
         "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": role},
     });
     let everywhere = arguments.all_namespaces || arguments.role == UserRole::ClusterAdmin;
@@ -171,7 +258,9 @@ mod tests {
         };
         let arguments = KubeconfigArgs {
             state_dir: "/nowhere".into(),
-            user: "bob".to_owned(),
+            user: Some("bob".to_owned()),
+            merge: false,
+            replace: false,
             role: UserRole::View,
             namespace: "default".to_owned(),
             all_namespaces: false,
@@ -179,10 +268,10 @@ mod tests {
             revoke: false,
         };
         assert!(!reads("default").await);
-        grant(&admin, &arguments).await.unwrap();
-        grant(&admin, &arguments).await.unwrap(); // again
+        grant(&admin, "bob", &arguments).await.unwrap();
+        grant(&admin, "bob", &arguments).await.unwrap(); // again
         assert!(reads("default").await && !reads("kube-system").await);
-        grant(&admin, &KubeconfigArgs { all_namespaces: true, ..arguments }).await.unwrap();
+        grant(&admin, "bob", &KubeconfigArgs { all_namespaces: true, ..arguments }).await.unwrap();
         assert!(reads("kube-system").await);
         assert_eq!(revoke(&admin, "bob").await.unwrap(), 2);
         assert!(!reads("default").await && !reads("kube-system").await);

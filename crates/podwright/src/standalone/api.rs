@@ -252,7 +252,7 @@ mod tests {
     use jiff::SignedDuration;
     use podwright_apiserver::authority::CertificatePair;
 
-    use super::super::kubeconfig;
+    use super::super::kubeconfig::{self, EntryNames};
     use super::*;
 
     #[test]
@@ -277,7 +277,8 @@ mod tests {
 
     /// The status code of a request with this certificate; none if the handshake is refused.
     async fn ask(url: &str, authority: &str, pair: &CertificatePair) -> Option<u16> {
-        let text = kubeconfig::text(url, authority, "someone", pair);
+        let names = EntryNames::of_user(&Layout::new(Path::new("/s")), "someone");
+        let text = kubeconfig::text(url, authority, &names, pair);
         let file = kube::config::Kubeconfig::from_yaml(&text).unwrap();
         let options = kube::config::KubeConfigOptions::default();
         let config = kube::Config::from_custom_kubeconfig(file, &options).await.unwrap();

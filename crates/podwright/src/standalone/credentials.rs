@@ -14,7 +14,8 @@ use podwright_apiserver::authority::AuthorityUse;
 use podwright_core::certificate::{CertificateValidity, is_due};
 use tokio_util::sync::CancellationToken;
 
-use super::{Layout, api, kubeconfig};
+use super::kubeconfig::{self, EntryNames};
+use super::{Layout, api};
 
 /// User of the owner's kubeconfig.
 const ADMIN: &str = "podwright-admin";
@@ -39,6 +40,7 @@ pub fn valid_for(lifetime: SignedDuration) -> anyhow::Result<CertificateValidity
 /// The owner's kubeconfig, which may do everything.
 pub struct AdminKubeconfig {
     path: PathBuf,
+    names: EntryNames,
     url: String,
     /// Certificate of the server's authority, PEM.
     server_authority: String,
@@ -47,7 +49,8 @@ pub struct AdminKubeconfig {
 
 impl AdminKubeconfig {
     pub fn new(layout: &Layout, url: String, server_authority: String, clients: Authority) -> Self {
-        Self { path: layout.kubeconfig(), url, server_authority, clients }
+        let names = EntryNames::of_admin(layout, ADMIN);
+        Self { path: layout.kubeconfig(), names, url, server_authority, clients }
     }
 
     pub fn url(&self) -> &str {
@@ -58,7 +61,7 @@ impl AdminKubeconfig {
     pub fn write(&self) -> anyhow::Result<CertificateValidity> {
         let validity = valid_for(ADMIN_LIFETIME)?;
         let pair = self.clients.client(ADMIN, &[MASTERS], validity)?;
-        let text = kubeconfig::text(&self.url, &self.server_authority, ADMIN, &pair);
+        let text = kubeconfig::text(&self.url, &self.server_authority, &self.names, &pair);
         kubeconfig::write(&self.path, &text)?;
         Ok(validity)
     }
