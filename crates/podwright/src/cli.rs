@@ -19,7 +19,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, 
 use clap_complete::Shell;
 use podwright_host::process::InheritedLimits;
 
-pub use operations::{ImageProgram, ImagesArgs, ImagesCommand};
+pub use operations::{ImageProgram, ImagesArgs, ImagesCommand, InstallArgs, UninstallArgs};
 pub use reference::{completion, man_pages};
 
 use crate::commands;
@@ -82,6 +82,10 @@ enum Command {
     },
     /// Check whether this machine can run pods, and suggest fixes
     Doctor(DoctorArgs),
+    /// Install this program, completions and man pages, and start the node at boot
+    Install(InstallArgs),
+    /// Remove what `podwright install` installed; pods keep running
+    Uninstall(UninstallArgs),
     /// Print versions
     Version(VersionArgs),
     /// Print a completion script for a shell
@@ -453,6 +457,12 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
         Command::Why(arguments) => commands::why::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Plan { case } => commands::plan::run(&case).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
+        Command::Install(arguments) => {
+            commands::install::install(&arguments).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Uninstall(arguments) => {
+            commands::install::uninstall(&arguments).map(|()| ExitCode::SUCCESS)
+        }
         Command::Version(arguments) => {
             commands::version::print(arguments.output, &mut io::stdout())?;
             Ok(ExitCode::SUCCESS)

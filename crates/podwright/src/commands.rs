@@ -3,6 +3,7 @@
 pub mod doctor;
 pub mod down;
 pub mod images;
+pub mod install;
 pub mod kubeconfig;
 pub mod kubelet;
 pub mod plan;

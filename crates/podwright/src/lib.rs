@@ -7,6 +7,7 @@ pub mod agent;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod installation;
 pub mod logging;
 pub mod printable;
 pub mod service;

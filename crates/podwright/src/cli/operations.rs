@@ -1,4 +1,4 @@
-//! Arguments of the operations of `podwright up`: images.
+//! Arguments of the operations of `podwright up`: backups, images, installation.
 
 use std::path::PathBuf;
 
@@ -66,4 +66,41 @@ pub enum ImagesCommand {
 pub enum ImageProgram {
     Docker,
     Podman,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = INSTALL_HELP)]
+pub struct InstallArgs {
+    /// Directory for bin and share
+    #[arg(long, value_name = "DIR", default_value = "/usr/local", value_hint = ValueHint::DirPath)]
+    pub prefix: PathBuf,
+    /// Install below this directory instead of /, and start nothing
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub root: Option<PathBuf>,
+    /// State directory of the node that starts at boot
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    /// Start the node at boot only, not now
+    #[arg(long)]
+    pub no_start: bool,
+    /// Only print what would change
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+const INSTALL_HELP: &str = "\
+Files of packages and files that podwright did not install are never replaced. To upgrade,
+run install of the new build: the agent restarts, pods keep running.";
+
+#[derive(Clone, Debug, Args)]
+pub struct UninstallArgs {
+    /// Directory given to install
+    #[arg(long, value_name = "DIR", default_value = "/usr/local", value_hint = ValueHint::DirPath)]
+    pub prefix: PathBuf,
+    /// Directory given to install
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub root: Option<PathBuf>,
+    /// Only print what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
 }
