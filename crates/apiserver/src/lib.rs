@@ -53,4 +53,4 @@ pub use connect::NodeConnector;
 pub use controllers::{ClaimDirectories, ReclaimDirectory};
 pub use serve::Peers;
 pub use server::{ApiServer, Settings};
-pub use store::{Limits, Store};
+pub use store::{Limits, Store, StoreError};

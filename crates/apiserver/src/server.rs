@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -86,6 +87,11 @@ impl ApiServer {
         };
         server.bootstrap().await?;
         Ok(server)
+    }
+
+    /// Writes the objects, as of one moment, to a new database file, for a backup. Blocks.
+    pub fn copy_objects(&self, path: &Path) -> Result<(), StoreError> {
+        self.inner.store.copy_to(path)
     }
 
     /// Ends open watches, so that connections can close.

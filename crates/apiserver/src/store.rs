@@ -295,6 +295,12 @@ impl Store {
         Ok(Self { disk, memory, current, wakeups, writer })
     }
 
+    /// Writes what is on disk, as of one moment, to a new database file. Objects that are in memory
+    /// only are left out. Blocks.
+    pub fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
+        self.disk.copy_to(path)
+    }
+
     /// The newest revision visible to readers.
     pub fn revision(&self) -> Revision {
         *self.current.borrow()

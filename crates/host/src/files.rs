@@ -139,6 +139,11 @@ impl Root {
         self.open_at("find", path.as_ref(), OFlags::PATH, links)
     }
 
+    /// The same for an entry that may itself be a link, which is not followed.
+    pub fn pin_entry(&self, path: impl AsRef<Path>) -> Result<OwnedFd> {
+        self.open_at("find", path.as_ref(), OFlags::PATH | OFlags::NOFOLLOW, Links::Refuse)
+    }
+
     pub fn open_file(&self, path: impl AsRef<Path>, links: Links) -> Result<File> {
         // Non-blocking: a container may have put a pipe there.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;

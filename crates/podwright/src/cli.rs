@@ -19,7 +19,9 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, 
 use clap_complete::Shell;
 use podwright_host::process::InheritedLimits;
 
-pub use operations::{ImageProgram, ImagesArgs, ImagesCommand, InstallArgs, UninstallArgs};
+pub use operations::{
+    BackupArgs, ImageProgram, ImagesArgs, ImagesCommand, InstallArgs, RestoreArgs, UninstallArgs,
+};
 pub use reference::{completion, man_pages};
 
 use crate::commands;
@@ -63,6 +65,10 @@ enum Command {
     Down(DownArgs),
     /// Stop the node of `podwright up` and delete its data
     Reset(ResetArgs),
+    /// Write the node's objects, keys and manifests to an archive, while it runs
+    Backup(BackupArgs),
+    /// Restore a node from an archive of `podwright backup`
+    Restore(RestoreArgs),
     /// Show a summary of the node and its pods
     Status(StatusArgs),
     /// List, load or remove the node's images
@@ -446,6 +452,12 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
         Command::Up(arguments) => commands::up::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Down(arguments) => commands::down::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Reset(arguments) => commands::reset::run(&arguments),
+        Command::Backup(arguments) => {
+            commands::backup::backup(&arguments).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Restore(arguments) => {
+            commands::backup::restore(&arguments).map(|()| ExitCode::SUCCESS)
+        }
         Command::Status(arguments) => commands::status::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Images(arguments) => commands::images::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Kubeconfig(arguments) => {

@@ -1,5 +1,6 @@
 //! Implementations of the commands, one module each.
 
+pub mod backup;
 pub mod doctor;
 pub mod down;
 pub mod images;

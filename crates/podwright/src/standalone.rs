@@ -9,6 +9,7 @@
 pub mod agent;
 pub mod agent_connector;
 pub mod api;
+pub mod backup;
 pub mod claim_directories;
 pub mod containerd;
 pub mod credentials;
@@ -149,6 +150,11 @@ impl Layout {
     /// What the agent reports about the private containerd that it supervises.
     pub fn supervision(&self) -> PathBuf {
         self.run().join("containerd.json")
+    }
+
+    /// Socket at which the agent sends its objects for a backup.
+    pub fn backup_socket(&self) -> PathBuf {
+        self.run().join("backup.sock")
     }
 
     /// State directory that [`Self::run`] belongs to: instances are short hashes and may collide.

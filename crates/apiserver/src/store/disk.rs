@@ -22,6 +22,8 @@ const LOG: TableDefinition<u64, Entry<'static>> = TableDefinition::new("log");
 /// Log entry: event type, key, text and, where it matters, the previous text.
 type Entry<'a> = (u8, &'a str, &'a [u8], Option<&'a [u8]>);
 
+/// A copy is written once, from front to back.
+const COPY_CACHE_BYTES: usize = 1 << 20;
 /// Increased when a change to the tables makes them unreadable to older versions.
 const FORMAT: u64 = 1;
 const FORMAT_KEY: &str = "format";
@@ -163,6 +165,19 @@ impl Disk {
         query: impl Fn(&ReadTransaction) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         self.with(|database, _| query(&database.begin_read().map_err(StoreError::at("read"))?))
+    }
+
+    /// Copies the tables, as they are at one moment, into a new database.
+    pub(super) fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
+        let copy = open_file(path, COPY_CACHE_BYTES, true)?;
+        prepare(&copy)?;
+        self.read(|read| {
+            let write = copy.begin_write().map_err(StoreError::at("copy"))?;
+            copy_table(META, read, &write)?;
+            copy_table(OBJECTS, read, &write)?;
+            copy_table(LOG, read, &write)?;
+            write.commit().map_err(StoreError::at("copy"))
+        })
     }
 
     /// Runs `act` in a transaction of the opening that the writer knows, and of no other. The
@@ -393,6 +408,20 @@ impl<'t> Tables<'t> {
         self.meta.insert(RESERVED_KEY, reserved).map_err(StoreError::at("write to"))?;
         Ok(())
     }
+}
+
+fn copy_table<K: redb::Key + 'static, V: redb::Value + 'static>(
+    definition: TableDefinition<'_, K, V>,
+    from: &ReadTransaction,
+    to: &WriteTransaction,
+) -> Result<(), StoreError> {
+    let from = from.open_table(definition).map_err(StoreError::at("copy"))?;
+    let mut to = to.open_table(definition).map_err(StoreError::at("copy"))?;
+    for entry in from.iter().map_err(StoreError::at("copy"))? {
+        let (key, value) = entry.map_err(StoreError::at("copy"))?;
+        to.insert(key.value(), value.value()).map_err(StoreError::at("copy"))?;
+    }
+    Ok(())
 }
 
 fn number(

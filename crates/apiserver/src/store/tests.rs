@@ -300,6 +300,28 @@ async fn database_file_is_private_and_locked() {
     Store::open(&path, SMALL, Clock::system()).unwrap();
 }
 
+#[tokio::test]
+async fn copy_has_the_objects_of_one_moment_while_others_are_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let store = Store::open(&path("store.redb"), SMALL, Clock::system()).unwrap();
+    let key = |number: u32| key(&CONFIG_MAPS, &format!("m{number}"));
+    for number in 0..20 {
+        store.commit(vec![create(&key(number), "text")]).await.unwrap();
+    }
+    let revision = store.revision();
+    store.copy_to(&path("copy.redb")).unwrap();
+    store.commit(vec![create(&key(20), "later")]).await.unwrap();
+    assert_eq!(std::fs::metadata(path("copy.redb")).unwrap().permissions().mode() & 0o777, 0o600);
+    let copy = Store::open(&path("copy.redb"), SMALL, Clock::system()).unwrap();
+    assert!(copy.revision() >= revision, "no revision is used twice");
+    for number in 0..20 {
+        let (one, other) = (store.get(&key(number)).unwrap(), copy.get(&key(number)).unwrap());
+        assert!(one.is_some() && one == other, "{number}");
+    }
+    assert_eq!(copy.get(&key(20)).unwrap(), None);
+}
+
 #[test]
 fn a_newer_format_is_refused() {
     let directory = tempfile::tempdir().unwrap();

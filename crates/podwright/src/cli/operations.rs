@@ -7,6 +7,46 @@ use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use super::{Output, STATE_DIR};
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = BACKUP_HELP)]
+pub struct BackupArgs {
+    /// File to write, readable by root only; `-` is the standard output
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// State directory of `podwright up`
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    /// Include the data of PersistentVolumeClaims
+    #[arg(long)]
+    pub volumes: bool,
+    /// Replace an existing file
+    #[arg(long)]
+    pub force: bool,
+}
+
+const BACKUP_HELP: &str = "\
+The archive contains Secrets and the node's keys: whoever can read it controls the node.
+The objects are those of one moment. Files of volumes are read one after the other; for a
+database that is being written, stop its pod first. Images are not part of the archive.";
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = RESTORE_HELP)]
+pub struct RestoreArgs {
+    /// Archive to restore; `-` is the standard input
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// State directory of the node, the same as that of the backup
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    /// Replace the objects and manifests that the node has, and its volumes if the archive has some
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+const RESTORE_HELP: &str = "\
+The node must be down. Nothing is changed until the whole archive was checked. podwright up
+then starts the pods of the archive.";
+
+#[derive(Clone, Debug, Args)]
 pub struct ImagesArgs {
     /// State directory of `podwright up`
     #[arg(long, global = true, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]

@@ -34,7 +34,7 @@ use crate::standalone::runtime::{self, Absent};
 use crate::standalone::shared_network::SharedNetwork;
 use crate::standalone::supervisor::RuntimeSupervisor;
 use crate::standalone::up_options::UpOptions;
-use crate::standalone::{Layout, Record, log, own_mounts, state_dir, stopping};
+use crate::standalone::{Layout, Record, backup, log, own_mounts, state_dir, stopping};
 use crate::{logging, service};
 
 /// Much more than a start takes, for a small and busy machine.
@@ -122,6 +122,7 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
     if let Some(network) = pod_network {
         tokio::spawn(Isolation::new(layout.instance(), network).maintain(api_stop.clone()));
     }
+    tokio::spawn(backup::serve_objects(layout.clone(), api.copy_objects(), stop.clone()));
     let serving = tokio::spawn(api.run(api_stop.clone()));
     let on_ready = |server: &Arc<Server>| agent_connector.open(server.clone());
     let outcome = node_agent::run(&settings, agent_options, on_ready, stop).await;

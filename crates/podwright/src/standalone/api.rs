@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
 use super::agent_connector::AgentConnector;
+use super::backup::CopyObjects;
 use super::claim_directories::HostDirectories;
 use super::credentials::{self, AdminKubeconfig};
 use super::network::Subnet;
@@ -105,6 +106,12 @@ impl Api {
     pub fn clients(&self, node: &str) -> ApiClients {
         let client = || kube::Client::new(self.server.service(Identity::node(node)), "default");
         ApiClients { main: client(), heartbeat: client(), requests: Arc::default() }
+    }
+
+    /// Copies the objects to a new file, for backups.
+    pub fn copy_objects(&self) -> CopyObjects {
+        let server = self.server.clone();
+        Arc::new(move |path| Ok(server.copy_objects(path)?))
     }
 
     /// Connector that takes the agent's kubelet server, for logs and exec.

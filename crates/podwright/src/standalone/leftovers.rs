@@ -188,7 +188,8 @@ fn is_result_of(content: &[u8], network: &str, directory: &Path) -> bool {
 /// to stay.
 pub fn remove_run_directory(layout: &Layout) -> anyhow::Result<Vec<String>> {
     const DIRECTORIES: [&str; 2] = ["containerd", "runc"];
-    const FILES: [&str; 8] = [
+    const FILES: [&str; 9] = [
+        "backup.sock",
         "containerd.json",
         "containerd.sock",
         "containerd.sock.ttrpc",
