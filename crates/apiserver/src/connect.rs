@@ -44,6 +44,11 @@ pub(crate) fn is_stream(info: &RequestInfo) -> bool {
     info.subresource.is_some_and(|sub| streams.contains(&sub.name))
 }
 
+/// Whether the stream runs a command in a container or talks to its processes.
+pub(crate) fn runs_in_container(info: &RequestInfo) -> bool {
+    is_stream(info) && info.subresource.is_some_and(|sub| sub.name != "log")
+}
+
 impl ApiServer {
     pub(crate) async fn connect(
         &self,

@@ -92,6 +92,13 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
             }
             let allowed = server.authorize(&identity, &AccessRequest::Objects(requested));
             allowed.map_err(|why| denied(&identity, &requested, &why))?;
+            if connect::runs_in_container(&info) && info.verb == Verb::Get {
+                // A WebSocket begins with GET, but what it does is not reading.
+                let create = Attributes { verb: Verb::Create.as_str(), ..requested };
+                server
+                    .authorize(&identity, &AccessRequest::Objects(create))
+                    .map_err(|why| denied(&identity, &create, &why))?;
+            }
             if connect::is_stream(&info) {
                 let response = serve_stream(server, &info, &query, request).await?;
                 // A person may stop reading a log for as long as they like.

@@ -75,6 +75,31 @@ async fn rule_of_pods_does_not_cover_their_logs() {
     );
 }
 
+/// A WebSocket begins with GET, so a role that may only read would run commands.
+#[tokio::test(start_paused = true)]
+async fn command_over_a_websocket_needs_the_permission_to_create() {
+    let admin = TestServer::new().await;
+    let reader =
+        json!([{"verbs": ["get", "list", "watch"], "apiGroups": [""], "resources": ["*"]}]);
+    let both = json!([{"verbs": ["get", "create"], "apiGroups": [""],
+        "resources": ["pods/exec", "pods/attach", "pods/portforward"]}]);
+    for (name, rules) in [("reader", reader), ("both", both)] {
+        admin.post(&format!("{LOCAL}/roles"), role(name, rules)).await.ok();
+        let body = binding(name, "Role", name, name);
+        admin.post(&format!("{LOCAL}/rolebindings"), body).await.ok();
+    }
+    let (reader, both) = (named(&admin, "reader"), named(&admin, "both"));
+    for part in ["exec?command=id&stdout=true", "attach?stdout=true", "portforward?ports=80"] {
+        let path = format!("{NS}/pods/x/{part}");
+        let refused = reader.get(&path).await;
+        let want = "pods \"x\" is forbidden: User \"reader\" cannot create resource \"pods/";
+        assert_eq!(refused.code, 403, "{part}: {refused:?}");
+        assert!(refused.message().starts_with(want), "{}", refused.message());
+        assert_eq!(both.get(&path).await.code, 404, "{part}: there is no such pod");
+    }
+    assert_eq!(reader.get(&format!("{NS}/pods/x/log")).await.code, 404, "a log is read");
+}
+
 #[tokio::test(start_paused = true)]
 async fn rule_with_a_name_allows_a_list_of_that_name_only() {
     let admin = TestServer::new().await;
@@ -91,6 +116,44 @@ async fn rule_with_a_name_allows_a_list_of_that_name_only() {
     ] {
         assert_eq!(bob.get(&format!("{NS}/secrets{selector}")).await.code, code, "{selector}");
     }
+}
+
+/// Ways around a rule with a name: a watch of another name, a deletion of all, a page of a list that
+/// begins elsewhere, two selectors.
+#[tokio::test(start_paused = true)]
+async fn rule_with_a_name_covers_no_other_object() {
+    let admin = TestServer::new().await;
+    admin.post("/api/v1/namespaces", json!({"metadata": {"name": "other"}})).await.ok();
+    for (namespace, name) in [("default", "x"), ("default", "y"), ("other", "x")] {
+        let path = format!("/api/v1/namespaces/{namespace}/secrets");
+        admin.post(&path, json!({"metadata": {"name": name}})).await.ok();
+    }
+    let verbs = json!(["get", "list", "watch", "delete", "deletecollection"]);
+    let one = json!([{"verbs": verbs, "apiGroups": [""], "resources": ["secrets"],
+        "resourceNames": ["x"]}]);
+    admin.post(&format!("{LOCAL}/roles"), role("r", one)).await.ok();
+    admin.post(&format!("{LOCAL}/rolebindings"), binding("b", "Role", "r", "bob")).await.ok();
+    let bob = named(&admin, "bob");
+    let mine = "fieldSelector=metadata.name%3Dx";
+    for path in [
+        format!("{NS}/secrets?watch=true"),
+        format!("{NS}/secrets/y?watch=true"),
+        format!("{NS}/secrets?watch=true&fieldSelector=metadata.name%3Dy"),
+        format!("{NS}/secrets?fieldSelector=metadata.name%3Dx%2Cmetadata.name%3Dy"),
+        format!("{NS}/secrets?fieldSelector=&{mine}"),
+        format!("/api/v1/namespaces/other/secrets?{mine}"),
+        format!("/api/v1/secrets?{mine}"),
+    ] {
+        assert_eq!(bob.get(&path).await.code, 403, "{path}");
+    }
+    assert_eq!(bob.delete(&format!("{NS}/secrets")).await.code, 403);
+    // the second selector is not used, and neither does a page begin in another namespace
+    let twice = format!("{NS}/secrets?{mine}&fieldSelector=metadata.name%3Dy");
+    assert_eq!(bob.get(&twice).await.ok().names(), ["x"]);
+    let watched = bob.watch(&format!("{NS}/secrets/x?watch=true&timeoutSeconds=1")).await;
+    assert_eq!(watched.rest().await, ["ADDED x"]);
+    assert_eq!(bob.delete(&format!("{NS}/secrets?{mine}")).await.ok().names(), ["x"]);
+    assert_eq!(admin.get("/api/v1/secrets").await.ok().names(), ["y", "x"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -261,6 +324,50 @@ async fn user_can_ask_what_it_may_do() {
     for (verb, want) in
         [("list", json!({"allowed": true, "reason": why})), ("delete", json!({"allowed": false}))]
     {
+/// What is accepted can be read: otherwise one odd role would refuse every request of everybody.
+#[tokio::test(start_paused = true)]
+async fn no_role_or_binding_stops_the_authorization_of_others() {
+    let admin = TestServer::new().await;
+    bind(&admin, "view", "bob").await;
+    let bob = named(&admin, "bob");
+    let (roles, bindings) = (format!("{LOCAL}/roles"), format!("{LOCAL}/rolebindings"));
+    let cluster_roles = format!("{RBAC}/clusterroles");
+    let reference = json!({"kind": "ClusterRole", "name": "view"});
+    let rule = |field: &str, value: Value| {
+        let mut rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]});
+        rule[field] = value;
+        json!({"rules": [rule]})
+    };
+    let odd = [
+        (&roles, json!({"rules": null})),
+        (&roles, json!({"rules": [null]})),
+        (&roles, rule("verbs", json!([null, "get"]))),
+        (&roles, rule("resourceNames", Value::Null)),
+        (&roles, rule("nonResourceURLs", Value::Null)),
+        (&roles, rule("resources", json!([""]))),
+        (&cluster_roles, json!({"rules": null, "aggregationRule": null})),
+        (&cluster_roles, json!({"aggregationRule": {"clusterRoleSelectors": [null]}})),
+        (
+            &cluster_roles,
+            json!({"aggregationRule": {"clusterRoleSelectors": [{"matchLabels": null}]}}),
+        ),
+        (&cluster_roles, json!({"rules": [], "metadata": {"labels": null}})),
+        (&bindings, json!({"roleRef": reference, "subjects": null})),
+        (&bindings, json!({"roleRef": reference, "subjects": [null]})),
+        (&bindings, json!({"roleRef": reference, "subjects": [{"kind": "User", "name": null}]})),
+        (&bindings, json!({"roleRef": {"kind": null, "name": "view"}})),
+        (&bindings, json!({"roleRef": null})),
+        (&bindings, json!({})),
+    ];
+    for (number, (path, mut body)) in odd.into_iter().enumerate() {
+        let shown = body.to_string();
+        body["metadata"]["name"] = json!(format!("odd{number}"));
+        let stored = admin.post(path, body).await;
+        assert!(stored.code < 500, "{shown}: {stored:?}");
+        assert_eq!(bob.get(&format!("{NS}/pods")).await.code, 200, "{shown}");
+    }
+}
+
         let reviewed = bob.post(path, question(verb)).await.ok();
         assert_eq!(reviewed.body["status"], want, "{verb}");
     }
