@@ -30,6 +30,8 @@ const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 const DEFAULT_SECONDS: i64 = 3600;
 const MIN_SECONDS: i64 = 600;
 const MAX_SECONDS: i64 = 1 << 32;
+/// How long tokens of an object are valid after it was to be gone: its processes may be ending.
+const DELETION_LEEWAY: SignedDuration = SignedDuration::from_secs(60);
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
@@ -308,7 +310,13 @@ impl ApiServer {
         let exists = |resource: &'static Resource, namespace: &str, reference: &Reference| {
             let key = Key::new(resource, namespace, &reference.name);
             let found = self.read(resource, &key).ok().flatten();
-            found.is_some_and(|object| object.uid() == reference.uid)
+            found.is_some_and(|object| {
+                let gone = object.deletion_timestamp();
+                // A finalizer keeps the object, but not its tokens.
+                let overdue =
+                    gone.is_some_and(|at| self.now().duration_since(at) > DELETION_LEEWAY);
+                object.uid() == reference.uid && !overdue
+            })
         };
         let Bound { namespace, serviceaccount, pod, node, secret } = bound;
         // The node in a pod's token is informational: a node that registers again keeps its pods.

@@ -48,6 +48,26 @@ async fn token_is_valid_for_its_account_its_pod_and_its_lifetime() {
     assert_eq!(test_server.server.identify(&accounts, &[]), None, "its account is gone");
 }
 
+/// An account that may edit itself could outlive its deletion with a finalizer.
+#[tokio::test(start_paused = true)]
+async fn finalizer_does_not_keep_the_token_of_a_deleted_account_valid() {
+    let test_server = TestServer::new().await;
+    let account = format!("{NS}/serviceaccounts/default");
+    let pod = test_server.pod("p", "n1").await.body["metadata"]["uid"].clone();
+    let of_account = token(&test_server, json!({})).await;
+    let reference = json!({"kind": "Pod", "name": "p", "uid": pod});
+    let of_pod = token(&test_server, json!({"boundObjectRef": reference})).await;
+    let finalizers = json!({"metadata": {"finalizers": ["example.com/mine"]}});
+    for (path, token) in [(format!("{NS}/pods/p"), &of_pod), (account, &of_account)] {
+        test_server.merge(&path, finalizers.clone()).await.ok();
+        test_server.delete(&path).await.ok();
+        test_server.get(&path).await.ok();
+        assert!(test_server.server.identify(token, &[]).is_some(), "{path}: until it has ended");
+        tokio::time::advance(Duration::from_secs(95)).await;
+        assert_eq!(test_server.server.identify(token, &[]), None, "{path}: it was to be gone");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn forged_token_is_refused() {
     let test_server = TestServer::new().await;
