@@ -183,7 +183,7 @@ impl RequestPermit {
 
     /// Counts the bytes of a response in place of those of the request. It exists already, so it
     /// is counted even beyond the quota.
-    fn replace(&self, bytes: usize) {
+    pub(crate) fn replace(&self, bytes: usize) {
         let mut counts = self.0.share.in_flight.counts.lock();
         let counts = &mut *counts;
         let of_peer = counts.by_peer.entry(self.0.share.peer).or_default();
@@ -207,6 +207,16 @@ impl RequestPermit {
             && counts.by_peer.get(&self.0.share.peer).is_none_or(|peer| fits(peer, quota.bytes))
     }
 
+    /// Counts the bytes that a stream keeps until its client takes them, in place of those counted
+    /// before; false if they do not fit, by the rule of [`Self::may_send`].
+    pub(crate) fn keep(&self, bytes: usize) -> bool {
+        let fits = self.may_send(bytes);
+        if fits {
+            self.replace(bytes);
+        }
+        fits
+    }
+
     /// Waits for the turn of a large body; held until the result is dropped.
     pub(crate) async fn turn(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         if bytes < LARGE_BODY_BYTES {
@@ -218,8 +228,10 @@ impl RequestPermit {
 
     /// Keeps the request in progress until the response is sent.
     pub(crate) fn until_sent(self, response: Response) -> Response {
-        let size = response.body().size_hint().exact().and_then(|size| usize::try_from(size).ok());
-        self.replace(size.unwrap_or(0));
+        // A stream counts what it keeps itself.
+        if let Some(size) = response.body().size_hint().exact() {
+            self.replace(usize::try_from(size).unwrap_or(usize::MAX));
+        }
         response.map(|body| Body::new(CountedBody { body, _permit: self }))
     }
 }

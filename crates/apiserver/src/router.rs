@@ -240,7 +240,7 @@ async fn serve(
         Verb::Get | Verb::List if is_measured(call.info.resource) => return call.measure().await,
         Verb::Get => return call.get(),
         Verb::List => return call.list(),
-        Verb::Watch => return call.watch(),
+        Verb::Watch => return call.watch(permit.cloned()),
         Verb::Create | Verb::Update | Verb::Patch | Verb::Delete | Verb::DeleteCollection => {}
     }
     let body = read_body(body, call.max_body_bytes(), permit).await?;
@@ -340,12 +340,12 @@ impl Call<'_> {
         Ok(plain_json(StatusCode::OK, self.encoder.page(&page, self.server.now())?.into()))
     }
 
-    fn watch(&self) -> Result<Response, ApiError> {
+    fn watch(&self, permit: Option<RequestPermit>) -> Result<Response, ApiError> {
         if !self.info.resource.allows(Verb::Watch) {
             return Err(ApiError::method_not_allowed());
         }
         let options = ListOptions::parse(&self.info, &self.query)?;
-        let body = self.server.watch(&self.info, options, self.encoder)?;
+        let body = self.server.watch(&self.info, options, self.encoder, permit)?;
         Ok((StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], body).into_response())
     }
 

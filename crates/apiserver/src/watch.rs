@@ -3,6 +3,9 @@
 //! The stream reads the store's log from its own position and waits at the end. With a selector, an
 //! object that begins to match is ADDED and one that no longer matches is DELETED, whatever the
 //! actual change.
+//!
+//! A watch of the network keeps what its client has not taken yet: at first the list of current
+//! objects, later a few events. These bytes count against the share of the client.
 
 use std::time::Duration;
 
@@ -16,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::document::{Document, DocumentError, Revision};
 use crate::encode::Encoder;
+use crate::in_flight::RequestPermit;
 use crate::json_edit;
 use crate::negotiate::View;
 use crate::object::Object;
@@ -29,6 +33,8 @@ use crate::store::{Event, EventType, HistoryError, Key, Scope, Subscription, Uns
 
 /// Number of events read and sent at a time.
 const BATCH: usize = 32;
+/// Bytes of current objects after which no more are sent at a time.
+const MAX_CHUNK_BYTES: usize = 256 << 10;
 /// Interval of bookmarks.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 /// The last bookmark is sent this long before the end, so that the client's next watch continues
@@ -74,6 +80,10 @@ struct Watch {
     changes: Subscription,
     /// There may be more in the log after `position`, whether or not anything changes.
     behind: bool,
+    /// Counts the bytes that this watch keeps; none for a client in this process.
+    permit: Option<RequestPermit>,
+    /// Bytes of the objects that existed at the start and are still to be sent.
+    initial_bytes: usize,
 }
 
 /// Position of a watch.
@@ -91,11 +101,12 @@ enum WatchPosition {
 
 impl ApiServer {
     /// Response body of a watch.
-    pub fn watch(
+    pub(crate) fn watch(
         &self,
         info: &RequestInfo,
         options: ListOptions,
         encoder: Encoder,
+        permit: Option<RequestPermit>,
     ) -> Result<Body, ApiError> {
         let scope = Scope::new(info.resource, info.namespace_option());
         let initial = options.watch.send_initial_events;
@@ -115,8 +126,13 @@ impl ApiServer {
             }
             None => self.store().subscribe_to_scope(&scope),
         };
+        let mut initial_bytes = 0;
         let position = if from_start {
             let (objects, revision) = self.store().list(&scope, None)?;
+            initial_bytes = objects.iter().map(|(_, document)| document.text.len()).sum();
+            if permit.as_ref().is_some_and(|permit| !permit.keep(initial_bytes)) {
+                return Err(ApiError::too_many_requests());
+            }
             if let Freshness::NotOlderThan(requested) | Freshness::Exactly(requested) =
                 options.freshness
                 && requested > revision
@@ -151,6 +167,8 @@ impl ApiServer {
             stop: self.stopped(),
             changes,
             behind: true,
+            permit,
+            initial_bytes,
         };
         let lines = stream::unfold(watch, |mut watch| async move {
             let chunk = watch.next().await?;
@@ -177,6 +195,10 @@ fn is_one(info: &RequestInfo) -> bool {
 impl Watch {
     /// The next lines, or the end of the stream.
     async fn next(&mut self) -> Option<Bytes> {
+        // The client has taken the lines before.
+        if let Some(permit) = &self.permit {
+            permit.replace(self.initial_bytes);
+        }
         loop {
             let mut lines = Vec::new();
             match std::mem::replace(&mut self.position, WatchPosition::Ended) {
@@ -197,8 +219,21 @@ impl Watch {
                 }
             }
             if !lines.is_empty() {
+                self.count(&mut lines);
                 return Some(Bytes::from(lines));
             }
+        }
+    }
+
+    /// Counts the next lines until the client takes them. Other watches of the client may keep too
+    /// much already; then this one ends, and the client lists again.
+    fn count(&mut self, lines: &mut Vec<u8>) {
+        let Some(permit) = &self.permit else { return };
+        if let WatchPosition::Initial { .. } = self.position {
+            permit.replace(self.initial_bytes + lines.len()); // about what it was before
+        } else if !permit.keep(self.initial_bytes + lines.len()) {
+            lines.clear();
+            self.fail(&ApiError::too_many_requests(), lines);
         }
     }
 
@@ -210,6 +245,7 @@ impl Watch {
         lines: &mut Vec<u8>,
     ) {
         for (key, document) in objects.by_ref().take(BATCH) {
+            self.initial_bytes = self.initial_bytes.saturating_sub(document.text.len());
             if self.only.as_ref().is_some_and(|only| only != &key) {
                 continue;
             }
@@ -217,6 +253,9 @@ impl Watch {
                 Ok(true) => self.line(WatchEventType::Added, &document, lines),
                 Ok(false) => {}
                 Err(error) => return self.fail(&error.into(), lines),
+            }
+            if lines.len() >= MAX_CHUNK_BYTES {
+                break;
             }
         }
         if objects.len() > 0 {
@@ -389,3 +428,6 @@ impl Watch {
         lines.extend_from_slice(b"}\n");
     }
 }
+
+#[cfg(test)]
+mod tests;
