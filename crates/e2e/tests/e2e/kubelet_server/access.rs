@@ -54,6 +54,7 @@ async fn only_authorized_clients_are_admitted() {
     needs_root!();
     let cluster = Cluster::start().await;
     let metrics = service_account(&cluster, "metrics", &["nodes/metrics"]).await;
+    let reader = service_account(&cluster, "reader", &["nodes/proxy"]).await;
     let pods = service_account(&cluster, "pods", &["nodes/pods"]).await;
     let (admin, anonymous) = (cluster.admin(), ClientIdentity::Anonymous);
     let eve = cluster.certificate("eve", &[]);
@@ -93,6 +94,9 @@ async fn only_authorized_clients_are_admitted() {
         ("only pods: pods", &pods, "/pods", 200),
         ("only pods: running pods", &pods, "/runningpods/", 200),
         ("only pods: logs", &pods, "/containerLogs/shop/web/app", 403),
+        ("only reading: configuration", &reader, "/configz", 200),
+        ("only reading: commands", &reader, "/exec/shop/web/app?command=id&output=1", 403),
+        ("only reading: ports", &reader, "/portForward/shop/web?port=80", 403),
         ("only pods: commands", &pods, "/exec/shop/web/app?command=id&output=1", 403),
     ] {
         let response = cluster.request("GET", path, identity).await;

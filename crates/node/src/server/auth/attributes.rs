@@ -2,6 +2,8 @@
 
 use http::Method;
 
+use crate::server::query::{Plus, decode};
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attributes {
     /// Empty for a method that no rule names.
@@ -20,15 +22,28 @@ impl Attributes {
             Method::DELETE => "delete",
             _ => "",
         };
+        // A WebSocket begins with GET: a rule that allows reading must not run commands.
+        let verb = if runs_in_container(path) { "create" } else { verb };
         Self { verb, subresources: subresources(path) }
     }
+}
+
+/// The first segment of a path, as the client sent it.
+fn root(path: &str) -> &str {
+    path.trim_start_matches('/').split('/').next().unwrap_or_default()
+}
+
+/// Whether the path runs a command in a container or talks to its processes.
+fn runs_in_container(path: &str) -> bool {
+    let is_one = |decoded: &str| matches!(decoded, "exec" | "attach" | "run" | "portForward");
+    // As the router decodes it.
+    decode(root(path), Plus::Itself).is_some_and(|decoded| is_one(&decoded))
 }
 
 /// Fine-grained subresources, so that harmless paths can be granted without `proxy`.
 fn subresources(path: &str) -> Vec<&'static str> {
     // The path is not decoded: an encoded path that decodes to another one is `proxy`.
-    let root = path.trim_start_matches('/').split('/').next().unwrap_or_default();
-    match root {
+    match root(path) {
         "stats" => vec!["stats"],
         "metrics" => vec!["metrics"],
         "logs" => vec!["log"],
@@ -67,6 +82,26 @@ mod tests {
         ] {
             assert_eq!(subresources(path), want, "{path}");
         }
+    }
+
+    /// `exec` over a WebSocket is a GET.
+    #[test]
+    fn permission_to_get_does_not_run_commands() {
+        for path in [
+            "/exec/ns/web/app",
+            "/attach/ns/web/app",
+            "/portForward/ns/web",
+            "/run/ns/web/app",
+            "/%65xec/ns/web/app",
+            "/exec",
+        ] {
+            for method in [Method::GET, Method::HEAD, Method::POST] {
+                let want = Attributes { verb: "create", subresources: vec!["proxy"] };
+                assert_eq!(Attributes::of(&method, path), want, "{method} {path}");
+            }
+        }
+        let logs = Attributes::of(&Method::GET, "/containerLogs/ns/web/app");
+        assert_eq!(logs.verb, "get");
     }
 
     #[test]
