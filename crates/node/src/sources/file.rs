@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,10 +159,13 @@ impl Manifests {
     }
 
     fn read(&self, file: &Path) -> Result<v1::Pod, ReadError> {
-        if std::fs::metadata(file)?.len() > MAX_SIZE {
+        let mut bytes = Vec::new();
+        // Not by the size in its metadata: the file may grow, or be a device without end.
+        let read = File::open(file)?.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
+        if u64::try_from(read).is_ok_and(|read| read > MAX_SIZE) {
             return Err(ReadError::TooLarge);
         }
-        let text = String::from_utf8(std::fs::read(file)?).map_err(|_| ReadError::NotText)?;
+        let text = String::from_utf8(bytes).map_err(|_| ReadError::NotText)?;
         let location = file.to_string_lossy();
         let (source, features) = (Source::File, self.features);
         let origin = Origin { source, location: &location, node: &self.node, features };
@@ -214,4 +218,26 @@ fn last_of_each_name<'a>(pods: impl Iterator<Item = &'a v1::Pod>) -> Vec<v1::Pod
         by_name.insert((meta.namespace.clone(), meta.name.clone()), pod.clone());
     }
     by_name.into_values().collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manifest_of_more_than_ten_mebibytes_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pod.yaml");
+        let manifests =
+            Manifests::new(path.clone(), "n".into(), Duration::from_secs(1), PodFeatures::DEFAULT);
+        let file = File::create(&path).unwrap();
+        for (size, is_refused) in [(MAX_SIZE, false), (MAX_SIZE + 1, true), (1 << 40, true)] {
+            file.set_len(size).unwrap();
+            let error = manifests.read(&path).unwrap_err();
+            assert_eq!(matches!(error, ReadError::TooLarge), is_refused, "{size}: {error}");
+        }
+        let endless = manifests.read(Path::new("/dev/zero")).unwrap_err();
+        assert!(matches!(endless, ReadError::TooLarge), "{endless}");
+    }
 }

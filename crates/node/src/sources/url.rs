@@ -328,6 +328,19 @@ mod tests {
         assert!(delivered.recv().await.is_none(), "nothing is delivered twice");
     }
 
+    #[tokio::test]
+    async fn response_of_more_than_ten_mebibytes_is_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/pods", listener.local_addr().unwrap());
+        let responses = [MAX_SIZE, MAX_SIZE + 1].map(|size| ("200 OK", "x".repeat(size))).to_vec();
+        tokio::spawn(serve(listener, responses));
+        let headers = [("x-token".parse().unwrap(), "t".parse().unwrap())].into_iter().collect();
+        let remote = ManifestUrl { headers, ..manifest_url(&url) };
+        assert_eq!(remote.fetch().await.map(|body| body.len()), Ok(MAX_SIZE));
+        let refused = remote.fetch().await.unwrap_err();
+        assert!(refused.contains("length limit exceeded"), "{refused}");
+    }
+
     /// An https server with these protocols. Responds with the protocol, host, path and token of
     /// each request.
     async fn serve_tls(protocols: &[&[u8]]) -> (std::net::SocketAddr, RootCertStore) {
