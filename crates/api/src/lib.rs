@@ -5,6 +5,7 @@
 //! fields that this agent does not know. `clippy.toml` in this crate enforces the rule.
 //!
 //! - which fields a kind has, and how they are decoded, compared and merged: [`schema`]
+//! - who owns which field, and server-side apply: [`managed_fields`]
 //! - what is filled in where a pod leaves a field out: [`defaults`]
 //! - which objects are refused, with which messages: [`validation`]
 //! - amounts: [`quantity`]; totals of a pod and its class: [`qos`]
@@ -14,6 +15,7 @@
 pub mod annotations;
 pub mod defaults;
 pub mod image_name;
+pub mod managed_fields;
 pub mod pod_security;
 pub mod qos;
 pub mod quantity;

@@ -94,6 +94,13 @@ pub enum Merge {
     ByKey(&'static str),
 }
 
+/// Whether field managers own the parts of a value or only the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ownership {
+    Atomic,
+    Granular,
+}
+
 /// Versions of a type that have a field: the public one, the API server's internal one, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
@@ -118,6 +125,12 @@ pub struct Field {
     pub merge: Merge,
     /// A patch clears the fields of this struct that it does not name.
     pub retain_keys: bool,
+    /// Fields that identify an element of the list for server-side apply; empty if it has none.
+    pub keys: Vec<&'static str>,
+    /// How server-side apply owns the value, if not as its type says.
+    pub ownership: Option<Ownership>,
+    /// Value of this field in a key when the element does not have it.
+    pub key_default: Option<&'static str>,
     pub side: Side,
     /// Messages print its fields as if they belonged to the parent.
     pub inline: bool,
@@ -129,6 +142,8 @@ pub struct Struct {
     pub fields: Vec<Field>,
     /// Messages print it with JSON names and omit empty fields.
     pub tagged: bool,
+    /// Server-side apply owns it as a whole.
+    pub atomic: bool,
 }
 
 impl Struct {

@@ -1,17 +1,19 @@
 //! Parser of the `.types` files.
 //!
-//! A struct starts in the first column: its name, and `tagged` if messages print it with JSON
-//! names. Its fields follow, indented: `name[/InternalName] type[!] [flags…]`. The internal name is
+//! A struct starts in the first column: its name, `tagged` if messages print it with JSON names, and
+//! `atomic` if server-side apply owns it as a whole. Its fields follow, indented: `name[/InternalName] type[!] [flags…]`. The internal name is
 //! given where it is not the capitalized name. `!` means written even when empty. Flags: `merge`,
 //! `merge=key` and `retainKeys` (merge strategy of a list), `omitzero`, `external` and `internal`
-//! (version of the type that has the field), `inline`. A name that is not a struct of these files
+//! (version of the type that has the field), `inline`, and for server-side apply `keys=a,b` (the keys
+//! of a list if they are not the merge key), `atomic` and `granular` (where the field differs from
+//! its type) and `default=X` (value of a key that is absent). A name that is not a struct of these files
 //! is a string type.
 //!
 //! The files are compiled in, so an invalid line is skipped here and found by the test below.
 
 use std::collections::HashSet;
 
-use super::{Field, Merge, Side, Struct, Type};
+use super::{Field, Merge, Ownership, Side, Struct, Type};
 
 pub(super) fn parse(texts: &[&'static str]) -> Vec<Struct> {
     let lines = || texts.iter().flat_map(|text| text.lines()).filter(|line| is_content(line));
@@ -43,7 +45,15 @@ fn first_word(line: &'static str) -> Option<&'static str> {
 fn header(line: &'static str) -> Option<Struct> {
     let mut words = line.split_whitespace();
     let name = words.next()?;
-    Some(Struct { name, fields: Vec::new(), tagged: words.next() == Some("tagged") })
+    let mut shape = Struct { name, fields: Vec::new(), tagged: false, atomic: false };
+    for flag in words {
+        match flag {
+            "tagged" => shape.tagged = true,
+            "atomic" => shape.atomic = true,
+            _ => return None,
+        }
+    }
+    Some(shape)
 }
 
 fn field(line: &'static str, structs: &HashSet<&'static str>) -> Option<Field> {
@@ -62,15 +72,22 @@ fn field(line: &'static str, structs: &HashSet<&'static str>) -> Option<Field> {
         omit_zero: false,
         merge: Merge::Replace,
         retain_keys: false,
+        keys: Vec::new(),
+        ownership: None,
+        key_default: None,
         side: Side::Both,
         inline: false,
     };
     for flag in words {
         match flag.split_once('=') {
             Some(("merge", key)) => field.merge = Merge::ByKey(key),
+            Some(("keys", keys)) => field.keys = keys.split(',').collect(),
+            Some(("default", value)) => field.key_default = Some(value),
             Some(_) => return None,
             None => match flag {
                 "merge" => field.merge = Merge::Set,
+                "atomic" => field.ownership = Some(Ownership::Atomic),
+                "granular" => field.ownership = Some(Ownership::Granular),
                 "retainKeys" => field.retain_keys = true,
                 "omitzero" => field.omit_zero = true,
                 "external" => field.side = Side::Public,
@@ -79,6 +96,9 @@ fn field(line: &'static str, structs: &HashSet<&'static str>) -> Option<Field> {
                 _ => return None,
             },
         }
+    }
+    if let (Merge::ByKey(key), true) = (field.merge, field.keys.is_empty()) {
+        field.keys.push(key);
     }
     Some(field)
 }
