@@ -3,9 +3,11 @@
 //! The schema of each kind is the table of `podwright_api::schema`: it drops and reports unknown
 //! fields, refuses wrong types, and brings the rest into the stored form.
 
+use podwright_api::managed_fields::reset_marker;
 use podwright_api::schema;
 use serde_json::{Map, Value};
 
+use crate::json_edit;
 use crate::object::Object;
 use crate::options::FieldValidation;
 use crate::protobuf;
@@ -19,6 +21,7 @@ mod syntax;
 #[derive(Clone, Copy, Debug)]
 pub enum Encoded<'a> {
     Json(&'a [u8]),
+    Yaml(&'a [u8]),
     Protobuf(&'a [u8]),
 }
 
@@ -40,6 +43,13 @@ pub fn object(
             let (value, duplicates) = duplicates::parse(body).map_err(|error| {
                 let why = syntax::error(body).unwrap_or_else(|| error.to_string());
                 let why = format!("couldn't get version/kind; json parse error: {why}");
+                unrecognized(resource, &why, body)
+            })?;
+            (value, duplicates, body)
+        }
+        Encoded::Yaml(body) => {
+            let (value, duplicates) = duplicates::parse_yaml(body).map_err(|error| {
+                let why = format!("couldn't get version/kind; json parse error: {error}");
                 unrecognized(resource, &why, body)
             })?;
             (value, duplicates, body)
@@ -77,6 +87,9 @@ pub fn unstored(kind: &str, body: Encoded<'_>) -> Result<Value, ApiError> {
     match body {
         Encoded::Json(body) => serde_json::from_slice(body)
             .map_err(|error| refuse(&syntax::error(body).unwrap_or_else(|| error.to_string()))),
+        Encoded::Yaml(body) => {
+            duplicates::parse_yaml(body).map(|(value, _)| value).map_err(|why| refuse(&why))
+        }
         Encoded::Protobuf(body) => protobuf::read(body).map_err(|error| refuse(&error.to_string())),
     }
 }
@@ -85,7 +98,7 @@ pub fn unstored(kind: &str, body: Encoded<'_>) -> Result<Value, ApiError> {
 #[derive(Debug)]
 pub struct PatchText {
     pub value: Value,
-    duplicates: Vec<String>,
+    pub(crate) duplicates: Vec<String>,
 }
 
 /// Parses a patch; `Err` describes the syntax error.
@@ -93,6 +106,26 @@ pub fn patch(text: &[u8]) -> Result<PatchText, String> {
     duplicates::parse(text)
         .map(|(value, duplicates)| PatchText { value, duplicates })
         .map_err(|error| syntax::error(text).unwrap_or_else(|| error.to_string()))
+}
+
+/// Parses YAML, of which JSON is a part; `Err` describes the error. What is not a map is refused.
+pub fn yaml(text: &[u8]) -> Result<PatchText, String> {
+    let parsed = match duplicates::parse(text) {
+        Ok(parsed) => Ok(parsed),
+        // Most bodies are JSON, whose errors are the clearer ones.
+        Err(error) if text.trim_ascii_start().starts_with(b"{") => {
+            duplicates::parse_yaml(text).map_err(|_| error.to_string())
+        }
+        Err(_) => duplicates::parse_yaml(text),
+    };
+    let (value, duplicates) = parsed?;
+    if !value.is_object() {
+        let found = kind_of(&value);
+        return Err(format!(
+            "json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+        ));
+    }
+    Ok(PatchText { value, duplicates })
 }
 
 /// Checks a patched object; error messages show it as `shown`.
@@ -182,7 +215,12 @@ fn known_fields(
 ) -> Result<Decoded, ApiError> {
     let shape = schema::kind(resource.group, resource.kind)
         .ok_or_else(|| refuse(&format!("no shape of {} is known", resource.kind)))?;
-    let known = schema::decode(shape, value).map_err(|error| refuse(&error.to_string()))?;
+    let mut known = schema::decode(shape, value).map_err(|error| refuse(&error.to_string()))?;
+    // An empty list of managers differs from none: it resets them.
+    let managers = value.pointer("/metadata/managedFields").and_then(Value::as_array);
+    if managers.is_some_and(Vec::is_empty) {
+        json_edit::put(&mut known.value, &["metadata", "managedFields"], Some(reset_marker()));
+    }
     let unknown = known.unknown.into_iter().map(|path| format!("unknown field \"{path}\""));
     let duplicates = duplicates.into_iter().map(|path| format!("duplicate field \"{path}\""));
     let problems: Vec<String> = unknown.chain(duplicates).collect();

@@ -33,7 +33,7 @@ pub enum DocumentError {
 
 impl Document {
     /// The text to store for an object, without what the server adds (`kind`, `apiVersion`, the
-    /// version) and what it never keeps (`managedFields`, `selfLink`).
+    /// version) and what it never keeps (`selfLink`).
     pub fn text(object: Object) -> Bytes {
         let Value::Object(mut root) = object.into_value() else { return Bytes::new() };
         root.remove("apiVersion");
@@ -42,7 +42,7 @@ impl Document {
             Some(Value::Object(meta)) => meta,
             _ => Map::new(),
         };
-        for unkept in ["resourceVersion", "managedFields", "selfLink"] {
+        for unkept in ["resourceVersion", "selfLink"] {
             meta.remove(unkept);
         }
         // The version before it ends in a comma, so a field must follow.
@@ -118,7 +118,8 @@ mod tests {
                 "ordinary",
                 json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a", "resourceVersion": "3",
                        "managedFields": [{}], "selfLink": "x"}, "spec": {"x": [1, "\"}"]}, "status": {}}),
-                json!({"metadata": {"name": "a", "resourceVersion": "9"}, "spec": {"x": [1, "\"}"]}, "status": {}}),
+                json!({"metadata": {"name": "a", "resourceVersion": "9", "managedFields": [{}]},
+                       "spec": {"x": [1, "\"}"]}, "status": {}}),
             ),
             (
                 "metadata alone",

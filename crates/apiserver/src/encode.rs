@@ -9,18 +9,19 @@ use serde_json::{Map, Value, json};
 
 use crate::document::{Document, DocumentError};
 use crate::events;
-use crate::negotiate::View;
+use crate::negotiate::{Encoding, View};
 use crate::object::Object;
 use crate::registry::{EVENTS_V1, Resource};
 use crate::rest::ListPage;
 use crate::status::ApiError;
-use crate::{json_edit, table};
+use crate::{json_edit, protobuf, table};
 
 /// Encodes one resource in the form that the client requested.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder {
     pub resource: &'static Resource,
     pub view: View,
+    pub encoding: Encoding,
     pub include: Include,
 }
 
@@ -51,12 +52,12 @@ impl Include {
 
 impl Encoder {
     pub fn whole(resource: &'static Resource) -> Self {
-        Self { resource, view: View::Whole, include: Include::default() }
+        Self { resource, view: View::Whole, encoding: Encoding::Json, include: Include::default() }
     }
 
     /// One stored object.
     pub fn document(&self, document: &Document, now: Timestamp) -> Result<Vec<u8>, DocumentError> {
-        if self.view == View::Whole && self.resource != &EVENTS_V1 {
+        if self.is_stored_text() {
             let mut out = Vec::with_capacity(document.text.len() + 96);
             document.write(self.resource, &mut out);
             return Ok(out);
@@ -67,8 +68,7 @@ impl Encoder {
 
     /// One object, given in its stored form.
     pub fn object(&self, object: Object, now: Timestamp) -> Vec<u8> {
-        let mut object = events::from_stored(self.resource, object);
-        object.set_meta("managedFields", None);
+        let object = events::from_stored(self.resource, object);
         let encoded = match self.view {
             View::Whole => object.into_value(),
             View::Metadata => partial(object.into_value()),
@@ -79,14 +79,19 @@ impl Encoder {
                 table
             }
         };
-        encoded.to_string().into_bytes()
+        self.bytes(&encoded)
     }
 
     /// A page of stored objects.
     pub fn page(&self, page: &ListPage, now: Timestamp) -> Result<Vec<u8>, DocumentError> {
         let metadata = list_metadata(page);
-        if self.view == View::Whole && self.resource != &EVENTS_V1 {
+        if self.is_stored_text() {
             return Ok(self.plain_list(page, &metadata));
+        }
+        if self.encoding == Encoding::Protobuf
+            && let Some(list) = self.protobuf_list(page, &metadata)?
+        {
+            return Ok(list);
         }
         let mut objects = Vec::with_capacity(page.items.len());
         for (_, document) in &page.items {
@@ -123,7 +128,44 @@ impl Encoder {
                 table
             }
         };
-        encoded.to_string().into_bytes()
+        self.bytes(&encoded)
+    }
+
+    /// Whether the stored text is the response.
+    fn is_stored_text(&self) -> bool {
+        self.view == View::Whole && self.encoding == Encoding::Json && self.resource != &EVENTS_V1
+    }
+
+    /// A value in the form of the response. One without a protobuf form is sent as JSON, which
+    /// no kind of object is.
+    pub(crate) fn bytes(&self, value: &Value) -> Vec<u8> {
+        match self.encoding {
+            Encoding::Json => value.to_string().into_bytes(),
+            Encoding::Yaml => yaml(value),
+            Encoding::Protobuf => {
+                protobuf::encode::object(value).unwrap_or_else(|| value.to_string().into_bytes())
+            }
+        }
+    }
+
+    /// A list, of which only one item at a time is parsed.
+    fn protobuf_list(
+        &self,
+        page: &ListPage,
+        metadata: &Value,
+    ) -> Result<Option<Vec<u8>>, DocumentError> {
+        let (api_version, kind) = match self.view {
+            View::Metadata => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadata"),
+            View::Whole | View::Table => (self.resource.api_version(), self.resource.kind),
+        };
+        let Some(mut list) = protobuf::encode::List::new(&api_version, kind, metadata) else {
+            return Ok(None);
+        };
+        for (_, document) in &page.items {
+            let object = document.object(events::stored_as(self.resource))?;
+            list.push(events::from_stored(self.resource, object).value());
+        }
+        Ok(Some(list.finish()))
     }
 
     fn plain_list(&self, page: &ListPage, metadata: &Value) -> Vec<u8> {
@@ -159,6 +201,18 @@ impl Encoder {
             }
         }
         table
+    }
+}
+
+/// YAML as `kubectl get -o yaml` writes it.
+fn yaml(value: &Value) -> Vec<u8> {
+    match serde_saphyr::to_string(value) {
+        Ok(text) => text.into_bytes(),
+        // JSON is YAML, too.
+        Err(error) => {
+            tracing::error!(%error, "cannot write YAML, sending JSON");
+            value.to_string().into_bytes()
+        }
     }
 }
 

@@ -27,6 +27,7 @@ pub mod negotiate;
 pub mod object;
 pub mod openapi;
 pub mod options;
+mod ownership;
 pub mod patch;
 pub mod protobuf;
 pub mod registry;

@@ -1,11 +1,47 @@
 //! Content negotiation: the `Accept` header.
 //!
-//! JSON is the only encoding. Tables (`kubectl get`) and metadata only are other *views* of the
-//! same objects, requested by parameters of the media type.
+//! Objects are sent as JSON, YAML or protobuf. Tables (`kubectl get`) and metadata only are other
+//! *views* of the same objects, requested by parameters of the media type.
 
 use http::{HeaderMap, header};
 
+use crate::protobuf;
 use crate::status::ApiError;
+
+/// Media types of bodies and of responses, as messages list them.
+pub const MEDIA_TYPES: &str =
+    "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+const WATCH_TYPES: &str =
+    "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+pub const YAML: &str = "application/yaml";
+
+/// Form of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    Json,
+    Yaml,
+    Protobuf,
+}
+
+impl Encoding {
+    /// Media type of a response.
+    pub const fn media_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Yaml => YAML,
+            Self::Protobuf => protobuf::MEDIA_TYPE,
+        }
+    }
+
+    /// Media type of a watch; YAML has no stream.
+    pub fn stream_type(self) -> Result<&'static str, ApiError> {
+        match self {
+            Self::Json => Ok("application/json"),
+            Self::Protobuf => Ok("application/vnd.kubernetes.protobuf;stream=watch"),
+            Self::Yaml => Err(ApiError::not_acceptable(WATCH_TYPES)),
+        }
+    }
+}
 
 /// View of the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +62,6 @@ pub enum Discovery {
     Aggregated,
 }
 
-const ACCEPTED: &str = "application/json";
-
 struct Range<'a> {
     media: &'a str,
     parameters: Vec<(&'a str, &'a str)>,
@@ -40,7 +74,16 @@ impl Range<'_> {
     }
 
     fn is_json(&self) -> bool {
-        matches!(self.media, "application/json" | "application/*" | "*/*")
+        self.encoding() == Some(Encoding::Json)
+    }
+
+    fn encoding(&self) -> Option<Encoding> {
+        match self.media {
+            "application/json" | "application/*" | "*/*" => Some(Encoding::Json),
+            YAML => Some(Encoding::Yaml),
+            protobuf::MEDIA_TYPE => Some(Encoding::Protobuf),
+            _ => None,
+        }
     }
 }
 
@@ -69,23 +112,27 @@ fn quality(range: &Range<'_>) -> f32 {
     }
 }
 
-/// The first view on the client's list that this server supports.
-pub fn view(headers: &HeaderMap) -> Result<View, ApiError> {
+/// The first view and form on the client's list that this server supports. Tables have no protobuf
+/// form here: who prints them asks for JSON.
+pub fn view(headers: &HeaderMap) -> Result<(View, Encoding), ApiError> {
     if !headers.contains_key(header::ACCEPT) {
-        return Ok(View::Whole);
+        return Ok((View::Whole, Encoding::Json));
     }
-    for range in ranges(headers).iter().filter(|range| range.is_json()) {
+    for range in &ranges(headers) {
+        let Some(encoding) = range.encoding() else { continue };
         let meta = (range.parameter("g"), range.parameter("v")) == ("meta.k8s.io", "v1");
         match range.parameter("as") {
-            "" => return Ok(View::Whole),
-            "Table" if meta => return Ok(View::Table),
+            "" => return Ok((View::Whole, encoding)),
+            "Table" if meta && encoding != Encoding::Protobuf => {
+                return Ok((View::Table, encoding));
+            }
             "PartialObjectMetadata" | "PartialObjectMetadataList" if meta => {
-                return Ok(View::Metadata);
+                return Ok((View::Metadata, encoding));
             }
             _ => {}
         }
     }
-    Err(ApiError::not_acceptable(ACCEPTED))
+    Err(ApiError::not_acceptable(MEDIA_TYPES))
 }
 
 pub fn discovery(headers: &HeaderMap) -> Discovery {
@@ -127,14 +174,37 @@ mod tests {
                 "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
                 Ok(View::Metadata),
             ),
-            ("application/vnd.kubernetes.protobuf,application/json", Ok(View::Whole)),
-            ("application/vnd.kubernetes.protobuf", Err(406)),
+            ("application/cbor", Err(406)),
             (
                 "application/json;q=0.1, application/json;as=Table;v=v1;g=meta.k8s.io;q=0.9",
                 Ok(View::Table),
             ),
         ] {
-            assert_eq!(view(&headers(accept)).map_err(|e| e.code), want, "{accept}");
+            let found = view(&headers(accept)).map(|(view, _)| view).map_err(|e| e.code);
+            assert_eq!(found, want, "{accept}");
+        }
+    }
+
+    #[test]
+    fn order_of_preference_decides_the_form() {
+        let table = "application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1;g=meta.k8s.io";
+        for (accept, want) in [
+            ("", (View::Whole, Encoding::Json)),
+            ("*/*", (View::Whole, Encoding::Json)),
+            ("application/yaml", (View::Whole, Encoding::Yaml)),
+            ("application/vnd.kubernetes.protobuf", (View::Whole, Encoding::Protobuf)),
+            (
+                "application/vnd.kubernetes.protobuf,application/json",
+                (View::Whole, Encoding::Protobuf),
+            ),
+            ("application/json,application/vnd.kubernetes.protobuf", (View::Whole, Encoding::Json)),
+            (
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+                (View::Metadata, Encoding::Protobuf),
+            ),
+            (table, (View::Table, Encoding::Json)),
+        ] {
+            assert_eq!(view(&headers(accept)).ok(), Some(want), "{accept}");
         }
     }
 

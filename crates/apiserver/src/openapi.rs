@@ -258,6 +258,12 @@ mod tests {
         let containers = &spec["properties"]["containers"];
         assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
         assert_eq!(containers["x-kubernetes-patch-strategy"], "merge");
+        let ports = &whole["definitions"]["io.k8s.api.core.v1.Container"]["properties"]["ports"];
+        assert_eq!(ports["x-kubernetes-list-type"], "map");
+        assert_eq!(ports["x-kubernetes-list-map-keys"], json!(["containerPort", "protocol"]));
+        assert_eq!(spec["properties"]["nodeSelector"]["x-kubernetes-map-type"], "atomic");
+        let owner = &whole["definitions"]["io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference"];
+        assert_eq!(owner["x-kubernetes-map-type"], "atomic");
         let volumes = &spec["properties"]["volumes"];
         assert_eq!(volumes["x-kubernetes-patch-strategy"], "merge,retainKeys");
         let metadata = &whole["definitions"]["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"];

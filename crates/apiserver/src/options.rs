@@ -1,7 +1,7 @@
 //! Request options: from the query, and for a deletion also from the body.
 
 use axum::extract::Query as Extract;
-use http::Uri;
+use http::{HeaderMap, Uri, header};
 use podwright_api::validation::field::quote;
 use serde::Deserialize;
 use serde_json::Value;
@@ -219,24 +219,59 @@ pub enum FieldValidation {
     Strict,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// Kind of a write, which decides about its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteKind {
+    Create,
+    Update,
+    Patch,
+    Apply,
+}
+
+impl WriteKind {
+    const fn options(self) -> &'static str {
+        match self {
+            Self::Create => "CreateOptions",
+            Self::Update => "UpdateOptions",
+            Self::Patch | Self::Apply => "PatchOptions",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
 pub struct WriteOptions {
     pub dry_run: bool,
     pub field_validation: FieldValidation,
+    /// Name of the manager that owns what is written.
+    pub manager: String,
+    /// An apply takes fields from other managers.
+    pub force: bool,
 }
 
 impl WriteOptions {
-    /// `kind` is `CreateOptions`, `UpdateOptions` or `PatchOptions`, for messages.
-    pub fn parse(kind: &'static str, query: &Query) -> Result<Self, ApiError> {
+    /// For a write of the server itself.
+    pub fn of_server() -> Self {
+        Self { manager: "podwright".to_owned(), ..Self::default() }
+    }
+
+    pub fn parse(kind: WriteKind, query: &Query, headers: &HeaderMap) -> Result<Self, ApiError> {
         let mut errors = Vec::new();
-        if kind == "PatchOptions" && query.get("force").is_some() {
+        if kind == WriteKind::Patch && query.get("force").is_some() {
             errors.push(FieldError {
                 reason: "FieldValueForbidden",
                 field: "force".to_owned(),
                 message: "Forbidden: may not be specified for non-apply patch".to_owned(),
             });
         }
-        check_manager(query.text("fieldManager"), &mut errors);
+        let manager = query.text("fieldManager");
+        if kind == WriteKind::Apply && manager.is_empty() {
+            errors.push(FieldError {
+                reason: "FieldValueRequired",
+                field: "fieldManager".to_owned(),
+                message: "Required value: is required for apply patch".to_owned(),
+            });
+        }
+        check_manager(manager, &mut errors);
         let dry_run = dry_run(query.get("dryRun")).unwrap_or_else(|error| {
             errors.push(error);
             false
@@ -252,26 +287,49 @@ impl WriteOptions {
             }
         };
         if !errors.is_empty() {
-            return Err(ApiError::invalid(kind, "meta.k8s.io", "", &errors));
+            return Err(ApiError::invalid(kind.options(), "meta.k8s.io", "", &errors));
         }
-        Ok(Self { dry_run, field_validation })
+        let manager = match manager {
+            "" => manager_of_client(headers),
+            given => given.to_owned(),
+        };
+        let force = kind == WriteKind::Apply && query.flag("force");
+        Ok(Self { dry_run, field_validation, manager, force })
     }
 }
 
-/// Validates the field manager. It is not stored, but names that kube-apiserver refuses are
-/// refused.
+const MAX_MANAGER_BYTES: usize = 128;
+
+/// The name of the client, if it does not say which manager it is.
+fn manager_of_client(headers: &HeaderMap) -> String {
+    let agent = headers.get(header::USER_AGENT).map(|value| value.as_bytes()).unwrap_or_default();
+    let agent = String::from_utf8_lossy(agent);
+    let name = agent.split('/').next().unwrap_or_default();
+    let mut manager = String::new();
+    for c in name.chars().filter(|c| !is_hidden(*c)) {
+        if manager.len() + c.len_utf8() > MAX_MANAGER_BYTES {
+            break;
+        }
+        manager.push(c);
+    }
+    manager
+}
+
+fn is_hidden(c: char) -> bool {
+    c.is_control() || (c.is_whitespace() && c != ' ')
+}
+
+/// Validates the field manager.
 fn check_manager(name: &str, errors: &mut Vec<FieldError>) {
-    const MAX_BYTES: usize = 128;
     let field = || "fieldManager".to_owned();
-    if name.len() > MAX_BYTES {
+    if name.len() > MAX_MANAGER_BYTES {
         errors.push(FieldError {
             reason: "FieldValueTooLong",
             field: field(),
-            message: format!("Too long: may not be more than {MAX_BYTES} bytes"),
+            message: format!("Too long: may not be more than {MAX_MANAGER_BYTES} bytes"),
         });
     }
-    let hidden = |c: char| c.is_control() || (c.is_whitespace() && c != ' ');
-    for (at, c) in name.char_indices().filter(|(_, c)| hidden(*c)) {
+    for (at, c) in name.char_indices().filter(|(_, c)| is_hidden(*c)) {
         let (name, code) = (quote(name), u32::from(c));
         errors.push(FieldError {
             reason: "FieldValueInvalid",
@@ -452,6 +510,56 @@ mod tests {
         ] {
             assert_eq!(fresh(text), want, "{text}");
         }
+    }
+
+    #[test]
+    fn manager_is_named_by_the_query_or_the_client() {
+        let manager = |kind: WriteKind, text: &str, agent: &'static str| {
+            let mut headers = HeaderMap::new();
+            if !agent.is_empty() {
+                headers.insert(header::USER_AGENT, http::HeaderValue::from_static(agent));
+            }
+            WriteOptions::parse(kind, &query(text), &headers)
+                .map(|options| options.manager)
+                .map_err(|error| error.message)
+        };
+        let long = "m".repeat(128);
+        for (kind, text, agent, want) in [
+            (WriteKind::Create, "fieldManager=m", "curl/7", Ok("m")),
+            (WriteKind::Create, "", "curl/7", Ok("curl")),
+            (WriteKind::Patch, "", "kubelet/v1.36.4 (linux/amd64) podwright/0.1.0", Ok("kubelet")),
+            (WriteKind::Update, "", "my\ttool", Ok("mytool")),
+            (WriteKind::Update, "", "", Ok("")),
+            (
+                WriteKind::Apply,
+                "",
+                "curl/7",
+                Err(
+                    "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
+                ),
+            ),
+            (
+                WriteKind::Patch,
+                "force=true",
+                "curl/7",
+                Err(
+                    "PatchOptions.meta.k8s.io \"\" is invalid: force: Forbidden: may not be specified for non-apply patch",
+                ),
+            ),
+            (
+                WriteKind::Apply,
+                "fieldManager=m%0A",
+                "",
+                Err(
+                    "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Invalid value: \"m\\n\": invalid character U+000A (at position 1)",
+                ),
+            ),
+        ] {
+            let want = want.map(str::to_owned).map_err(str::to_owned);
+            assert_eq!(manager(kind, text, agent), want, "{text} {agent}");
+        }
+        let agent: &'static str = Box::leak(format!("{long}m/1").into_boxed_str());
+        assert_eq!(manager(WriteKind::Create, "", agent), Ok(long));
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Protobuf request bodies: Go's typed clients, such as `kubectl create`, send objects in this form
-//! since Kubernetes 1.32 without negotiation.
+//! Protobuf bodies: Go's typed clients, such as `kubectl create`, send objects in this form since
+//! Kubernetes 1.32 without negotiation, and prefer it in responses.
 //!
-//! Only decoding is needed: every such client accepts JSON responses. The table of fields converts
-//! a message to the JSON that the client would otherwise have sent, and the rest of the server
-//! handles only JSON.
+//! The table of fields converts a message to the JSON that the client would otherwise have sent,
+//! and back; the rest of the server handles only JSON.
+
+pub mod encode;
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -58,11 +59,7 @@ pub fn read(body: &[u8]) -> Result<Value, ProtobufError> {
             _ => {}
         }
     }
-    let name = match (api_version.as_str(), kind.as_str()) {
-        ("events.k8s.io/v1", "Event") => "events.Event",
-        (_, kind) => kind,
-    };
-    let Some(shape) = TYPES.get(name) else {
+    let Some(shape) = type_of(&api_version, &kind) else {
         return Err(ProtobufError::UnknownKind { api_version, kind });
     };
     let mut object = Map::new();
@@ -71,6 +68,14 @@ pub fn read(body: &[u8]) -> Result<Value, ProtobufError> {
     object.insert("apiVersion".to_owned(), api_version.into());
     object.insert("kind".to_owned(), kind.into());
     Ok(Value::Object(object))
+}
+
+/// The message of a kind.
+fn type_of(api_version: &str, kind: &str) -> Option<&'static Shape> {
+    TYPES.get(match (api_version, kind) {
+        ("events.k8s.io/v1", "Event") => "events.Event",
+        (_, kind) => kind,
+    })
 }
 
 static TYPES: LazyLock<HashMap<&'static str, Shape>> =
@@ -106,6 +111,8 @@ enum Type {
     Time,
     MicroTime,
     IntOrString,
+    /// FieldsV1: JSON text in a message.
+    Fields,
     Message(&'static str),
 }
 
@@ -142,6 +149,7 @@ fn parse_field(word: &'static str) -> Option<(u32, Field)> {
         "T" => Type::Time,
         "T6" => Type::MicroTime,
         "I" => Type::IntOrString,
+        "F" => Type::Fields,
         other => Type::Message(other.strip_prefix(':')?),
     };
     Some((number.parse().ok()?, Field { name, many, ty }))
@@ -296,7 +304,7 @@ impl Type {
             Self::Integer | Self::IntOrString => 0.into(),
             Self::Quantity => "0".into(),
             Self::Time | Self::MicroTime => Value::Null,
-            Self::Message(_) => Value::Object(Map::new()),
+            Self::Message(_) | Self::Fields => Value::Object(Map::new()),
         }
     }
 
@@ -331,6 +339,10 @@ impl Type {
                     0 => integer(parts.number(2)),
                     _ => Value::String(parts.text(3)?),
                 }
+            }
+            (Self::Fields, Wire::Bytes(bytes)) => {
+                let text = Parts::of(&parent.below(name, bytes)?)?.text(1)?;
+                serde_json::from_str(&text).map_err(|_| parent.malformed(name))?
             }
             _ => return Err(parent.malformed(name)),
         })

@@ -7,13 +7,16 @@
 use crate::document::{Document, DocumentError, Revision};
 use crate::events;
 use crate::object::Object;
-use crate::registry::Resource;
+use crate::options::WriteOptions;
+use crate::ownership::Author;
+use crate::registry::{Resource, Verb};
 use crate::request::RequestInfo;
 use crate::selector::Facets;
 use crate::server::ApiServer;
 use crate::status::{ApiError, FieldError};
 use crate::store::{Change, CommitError, Key, Precondition, StoreError, WriteOp};
 
+mod apply;
 mod create;
 mod delete;
 mod patch;
@@ -68,6 +71,7 @@ impl ApiServer {
         key: &Key,
         change: impl Fn(&mut Object),
     ) -> Result<bool, ApiError> {
+        let options = WriteOptions::of_server();
         for _ in 0..ATTEMPTS {
             let Some(document) = self.store().get(key)? else { return Ok(false) };
             let old = document.object(resource)?;
@@ -76,6 +80,14 @@ impl ApiServer {
             if new == old {
                 return Ok(false);
             }
+            let info = RequestInfo {
+                verb: Verb::Update,
+                resource,
+                subresource: None,
+                namespace: new.namespace().to_owned(),
+                name: key.name().to_owned(),
+            };
+            Author::new(&info, &options, self.now()).updated(&old, &mut new);
             let change = put(key.clone(), Some((&old, document.revision)), &new);
             match self.store().commit(vec![change]).await {
                 Ok(_) => return Ok(true),

@@ -13,27 +13,28 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use podwright_http::UnreadLimit;
 
 use crate::access::{AccessRequest, Attributes, Identity, denied};
-use crate::admission::pod_security;
 use crate::decode::Encoded;
 use crate::encode::{Encoder, Include};
 use crate::in_flight::{PeerShare, RequestClass, RequestPermit};
 use crate::metrics::is_measured;
-use crate::negotiate::{self, Discovery};
+use crate::negotiate::{self, Discovery, Encoding, MEDIA_TYPES, YAML};
 use crate::object::Object;
-use crate::options::{DeleteOptions, Freshness, ListOptions, Query, WriteOptions};
+use crate::options::{DeleteOptions, Freshness, ListOptions, Query, WriteKind, WriteOptions};
 use crate::patch::PatchType;
 use crate::registry::Verb;
 use crate::request::{self, PathError, RequestInfo, Target};
 use crate::rest::{PatchBody, read_only};
 use crate::server::ApiServer;
 use crate::status::{ApiError, Details, success};
-use crate::{connect, decode, defaults, discovery, events, metrics, protobuf, strategy};
+use crate::{connect, decode, discovery, events, metrics, protobuf, strategy};
 
 /// Maximum body size, as in kube-apiserver.
 const MAX_BODY_BYTES: usize = 3 << 20;
 /// Maximum body size of what is not stored: reviews, bindings, evictions, options. Every pod may
 /// send reviews.
 const MAX_SMALL_BODY_BYTES: usize = 64 << 10;
+/// Media type of a server-side apply.
+const APPLY: &str = "application/apply-patch+yaml";
 /// How long a response may wait for its client.
 const UNREAD_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for reading a body; kube-apiserver's limit for a whole request.
@@ -231,9 +232,9 @@ async fn serve(
         return Err(ApiError::method_not_allowed());
     }
     let (parts, body) = request.into_parts();
-    let view = negotiate::view(&parts.headers)?;
+    let (view, encoding) = negotiate::view(&parts.headers)?;
     let include = Include::parse(query.get("includeObject"), view)?;
-    let encoder = Encoder { resource: info.resource, view, include };
+    let encoder = Encoder { resource: info.resource, view, encoding, include };
     server.restrict_existing(&identity, &info)?;
     let call = Call { server, info, encoder, query, headers: parts.headers };
     match call.info.verb {
@@ -321,14 +322,20 @@ impl Call<'_> {
     fn get(&self) -> Result<Response, ApiError> {
         let document = self.server.get(&self.info, Freshness::of_get(&self.query)?)?;
         let body = self.encoder.document(&document, self.server.now())?;
-        Ok(plain_json(StatusCode::OK, body.into()))
+        Ok(self.encoded_response(StatusCode::OK, body))
     }
 
     /// The usage of nodes or pods.
     async fn measure(&self) -> Result<Response, ApiError> {
         let options = ListOptions::parse(&self.info, &self.query)?;
-        let body = metrics::serve(self.server, &self.info, &options, self.encoder).await?;
-        Ok(plain_json(StatusCode::OK, body.into()))
+        // Usage has no protobuf form here, and clients that prefer it accept JSON.
+        let encoding = match self.encoder.encoding {
+            Encoding::Yaml => Encoding::Yaml,
+            Encoding::Json | Encoding::Protobuf => Encoding::Json,
+        };
+        let encoder = Encoder { encoding, ..self.encoder };
+        let body = metrics::serve(self.server, &self.info, &options, encoder).await?;
+        Ok(json_response(StatusCode::OK, body.into(), encoding.media_type()))
     }
 
     fn list(&self) -> Result<Response, ApiError> {
@@ -337,7 +344,8 @@ impl Call<'_> {
         }
         let options = ListOptions::parse(&self.info, &self.query)?;
         let page = self.server.list(&self.info, &options)?;
-        Ok(plain_json(StatusCode::OK, self.encoder.page(&page, self.server.now())?.into()))
+        let body = self.encoder.page(&page, self.server.now())?;
+        Ok(self.encoded_response(StatusCode::OK, body))
     }
 
     fn watch(&self, permit: Option<RequestPermit>) -> Result<Response, ApiError> {
@@ -345,12 +353,13 @@ impl Call<'_> {
             return Err(ApiError::method_not_allowed());
         }
         let options = ListOptions::parse(&self.info, &self.query)?;
+        let kind = self.encoder.encoding.stream_type()?;
         let body = self.server.watch(&self.info, options, self.encoder, permit)?;
-        Ok((StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], body).into_response())
+        Ok((StatusCode::OK, [(header::CONTENT_TYPE, kind)], body).into_response())
     }
 
     async fn create(&self, identity: &Identity, body: Bytes) -> Result<Response, ApiError> {
-        let options = WriteOptions::parse("CreateOptions", &self.query)?;
+        let options = WriteOptions::parse(WriteKind::Create, &self.query, &self.headers)?;
         if self.info.resource.storage.is_empty() {
             let review = self.unstored_object(&body)?;
             let reviewed = self.server.review(self.info.resource, identity, review)?;
@@ -377,16 +386,9 @@ impl Call<'_> {
         let decoded =
             decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
         let object = events::to_stored(self.info.resource, decoded.object);
-        self.server.restrict_create(identity, &self.info, &object)?;
-        self.server.check_grant(identity, &self.info, None, &object)?;
         let mut warnings = decoded.warnings;
-        if pod_security::concerns(&self.info) {
-            let mut defaulted = object.clone();
-            defaulted.edit(|value| defaults::apply(self.info.resource, value));
-            let check = self.server.check_pod_security(identity, &self.info, None, &defaulted);
-            warnings.extend(check?);
-        }
-        let stored = self.server.create(&self.info, object, options.dry_run).await?;
+        warnings.extend(self.server.check_new(identity, &self.info, &object)?);
+        let stored = self.server.create(&self.info, object, &options).await?;
         Ok(self.written(StatusCode::CREATED, stored, &warnings))
     }
 
@@ -414,21 +416,27 @@ impl Call<'_> {
     }
 
     async fn update(&self, identity: &Identity, body: Bytes) -> Result<Response, ApiError> {
-        let options = WriteOptions::parse("UpdateOptions", &self.query)?;
+        let options = WriteOptions::parse(WriteKind::Update, &self.query, &self.headers)?;
         let decoded =
             decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
         let object = events::to_stored(self.info.resource, decoded.object);
-        let updated = self.server.update(identity, &self.info, object, options.dry_run).await?;
+        let updated = self.server.update(identity, &self.info, object, &options).await?;
         let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
         let warnings = [decoded.warnings, updated.warnings].concat();
         Ok(self.written(code, updated.object, &warnings))
     }
 
     async fn patch(&self, identity: &Identity, text: Bytes) -> Result<Response, ApiError> {
+        if self.content_type() == APPLY {
+            let options = WriteOptions::parse(WriteKind::Apply, &self.query, &self.headers)?;
+            let applied = self.server.apply(identity, &self.info, &text, &options).await?;
+            let code = if applied.created { StatusCode::CREATED } else { StatusCode::OK };
+            return Ok(self.written(code, applied.object, &applied.warnings));
+        }
         let kind = self.patch_type()?;
-        let options = WriteOptions::parse("PatchOptions", &self.query)?;
+        let options = WriteOptions::parse(WriteKind::Patch, &self.query, &self.headers)?;
         let body = PatchBody { kind, text };
-        let (object, warnings) = self.server.patch(identity, &self.info, &body, options).await?;
+        let (object, warnings) = self.server.patch(identity, &self.info, &body, &options).await?;
         Ok(self.written(StatusCode::OK, object, &warnings))
     }
 
@@ -454,13 +462,19 @@ impl Call<'_> {
         let list = ListOptions::parse(&self.info, &self.query)?;
         let options = self.delete_options(&body)?;
         let page = self.server.delete_collection(&self.info, &list, &options).await?;
-        Ok(plain_json(StatusCode::OK, self.encoder.page(&page, self.server.now())?.into()))
+        let body = self.encoder.page(&page, self.server.now())?;
+        Ok(self.encoded_response(StatusCode::OK, body))
+    }
+
+    /// A body that the encoder wrote.
+    fn encoded_response(&self, code: StatusCode, body: Vec<u8>) -> Response {
+        json_response(code, body.into(), self.encoder.encoding.media_type())
     }
 
     /// An object after a write, with its warnings.
     fn written(&self, code: StatusCode, object: Object, warnings: &[String]) -> Response {
         let body = self.encoder.object(object, self.server.now());
-        let mut response = plain_json(code, body.into());
+        let mut response = self.encoded_response(code, body);
         for warning in warnings {
             let text = format!("299 - {warning:?}");
             if let Ok(value) = HeaderValue::from_str(&text) {
@@ -479,11 +493,9 @@ impl Call<'_> {
     fn encoded<'b>(&self, body: &'b [u8]) -> Result<Encoded<'b>, ApiError> {
         match self.content_type() {
             "" | "application/json" => Ok(Encoded::Json(body)),
+            YAML => Ok(Encoded::Yaml(body)),
             protobuf::MEDIA_TYPE => Ok(Encoded::Protobuf(body)),
-            _ => Err(ApiError::unsupported_media_type(&format!(
-                "application/json, {}",
-                protobuf::MEDIA_TYPE
-            ))),
+            _ => Err(ApiError::unsupported_media_type(MEDIA_TYPES)),
         }
     }
 
@@ -492,11 +504,6 @@ impl Call<'_> {
             "application/json-patch+json" => Ok(PatchType::Json),
             "application/merge-patch+json" => Ok(PatchType::Merge),
             "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
-            // Not supported here; the message says what is.
-            "application/apply-patch+yaml" => Err(ApiError::unsupported_media_type(
-                "application/json-patch+json, application/merge-patch+json, \
-                 application/strategic-merge-patch+json",
-            )),
             _ => Err(ApiError::unsupported_patch()),
         }
     }

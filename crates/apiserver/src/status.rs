@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use http::{Method, StatusCode, header};
 use serde::Serialize;
 
+use podwright_api::managed_fields::Cause as FieldConflict;
 use podwright_api::rbac::ObjectRequest;
 pub use podwright_api::validation::FieldError;
 
@@ -311,6 +312,17 @@ impl ApiError {
         let code = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         Self::new(code, "UnsupportedMediaType", "415: Unsupported Media Type")
             .with(Details::default())
+    }
+
+    /// An apply would change fields of other managers. The object is not in the details.
+    pub fn apply_conflict(message: String, causes: Vec<FieldConflict>) -> Self {
+        let causes = causes.into_iter().map(|cause| Cause {
+            reason: "FieldManagerConflict",
+            message: cause.message,
+            field: cause.field,
+        });
+        Self::new(StatusCode::CONFLICT, "Conflict", message)
+            .with(Details { causes: causes.collect(), ..Details::default() })
     }
 
     pub fn not_acceptable(accepted: &str) -> Self {

@@ -13,13 +13,7 @@ use crate::registry::{self, Resource};
 
 /// Clears the fields that only the server sets.
 pub fn prepare_create(resource: &Resource, object: &mut Object) {
-    for field in [
-        "deletionTimestamp",
-        "deletionGracePeriodSeconds",
-        "selfLink",
-        "managedFields",
-        "generation",
-    ] {
+    for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"] {
         object.set_meta(field, None);
     }
     match resource.storage {
@@ -137,7 +131,6 @@ fn keep_history(new: &mut Object, old: &Object) {
     for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink"] {
         new.set_meta(field, old.meta().get(field).cloned());
     }
-    new.set_meta("managedFields", None);
     for field in ["uid", "creationTimestamp", "name", "namespace"] {
         let missing = match new.meta().get(field) {
             None | Some(Value::Null) => true,
@@ -182,7 +175,8 @@ fn keep_observed_generations(new: &mut Object, old: &Object) {
     });
 }
 
-/// The old object with one part taken from the new one; conditional writes stay conditional. If the
+/// The old object with one part taken from the new one; conditional writes stay conditional, and
+/// the managers are those after the write. If the
 /// part cannot be taken, the new object is left as it is and validation refuses it.
 fn only_from(new: &mut Object, old: &Object, take: fn(&Value, &mut Value) -> bool) {
     let mut result = old.clone();
@@ -195,7 +189,9 @@ fn only_from(new: &mut Object, old: &Object, take: fn(&Value, &mut Value) -> boo
 }
 
 fn copy_version(result: &mut Object, new: &Object) {
-    result.set_meta("resourceVersion", new.meta().get("resourceVersion").cloned());
+    for field in ["resourceVersion", "managedFields"] {
+        result.set_meta(field, new.meta().get(field).cloned());
+    }
 }
 
 fn ephemeral_containers(from: &Value, to: &mut Value) -> bool {

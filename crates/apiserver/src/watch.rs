@@ -13,7 +13,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures::stream;
 use jiff::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -21,9 +21,10 @@ use crate::document::{Document, DocumentError, Revision};
 use crate::encode::Encoder;
 use crate::in_flight::RequestPermit;
 use crate::json_edit;
-use crate::negotiate::View;
+use crate::negotiate::{Encoding, View};
 use crate::object::Object;
 use crate::options::{Freshness, ListOptions};
+use crate::protobuf;
 use crate::registry::PODS;
 use crate::request::RequestInfo;
 use crate::selector::Selector;
@@ -411,16 +412,22 @@ impl Watch {
                 "kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata,
             }),
         };
-        self.write(WatchEventType::Bookmark, object.to_string().as_bytes(), lines);
+        let object = self.encoder.bytes(&object);
+        self.write(WatchEventType::Bookmark, &object, lines);
     }
 
     /// Sends an error as the last line.
     fn fail(&mut self, error: &ApiError, lines: &mut Vec<u8>) {
-        self.write(WatchEventType::Error, &error.to_json(), lines);
+        let status: Value = serde_json::from_slice(&error.to_json()).unwrap_or_default();
+        let status = self.encoder.bytes(&status);
+        self.write(WatchEventType::Error, &status, lines);
         self.position = WatchPosition::Ended;
     }
 
     fn write(&mut self, kind: WatchEventType, object: &[u8], lines: &mut Vec<u8>) {
+        if self.encoder.encoding == Encoding::Protobuf {
+            return protobuf::encode::watch_event(kind.as_str(), object, lines);
+        }
         lines.extend_from_slice(b"{\"type\":\"");
         lines.extend_from_slice(kind.as_str().as_bytes());
         lines.extend_from_slice(b"\",\"object\":");

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::rfc3339;
 use crate::document::{Document, Revision};
 use crate::object::Object;
+use crate::options::WriteOptions;
 use crate::registry::{EVENTS, NODES, PERSISTENT_VOLUME_CLAIMS, PODS, Resource, Verb};
 use crate::request::RequestInfo;
 use crate::rest::set_condition;
@@ -267,7 +268,7 @@ impl ApiServer {
         });
         let info = RequestInfo { verb: Verb::Create, ..named(&EVENTS, key.namespace(), "") };
         let event = Object::try_from(event).unwrap_or_default();
-        if let Err(error) = self.create(&info, event, false).await {
+        if let Err(error) = self.create(&info, event, &WriteOptions::of_server()).await {
             tracing::debug!(%error, pod = %key, "cannot record event");
         }
     }

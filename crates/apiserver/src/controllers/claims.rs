@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::document::Revision;
 use crate::json_edit;
 use crate::object::Object;
-use crate::options::DeleteOptions;
+use crate::options::{DeleteOptions, WriteOptions};
 use crate::registry::{PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Resource, Verb};
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
@@ -107,7 +107,7 @@ impl ApiServer {
                 self.bind_claim(&key, &claim, volume).await?;
             } else if let Some(volume) = self.new_volume_for(&claim) {
                 let info = RequestInfo { verb: Verb::Create, ..named(&PERSISTENT_VOLUMES, "", "") };
-                match self.create(&info, volume.clone(), false).await {
+                match self.create(&info, volume.clone(), &WriteOptions::of_server()).await {
                     Ok(_) => {}
                     Err(error) if error.reason == "AlreadyExists" => {}
                     Err(error) => return Err(error),

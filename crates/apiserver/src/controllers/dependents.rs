@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::access::Identity;
 use crate::document::{Document, Revision};
 use crate::object::Object;
-use crate::options::{DeleteOptions, Propagation};
+use crate::options::{DeleteOptions, Propagation, WriteOptions};
 use crate::registry::{self, EVENTS_V1, RESOURCES, Resource};
 use crate::rest::{FOREGROUND, ORPHAN};
 use crate::server::ApiServer;
@@ -215,7 +215,7 @@ impl ApiServer {
             object.owner_references().iter().filter(|owner| !dangling(owner)).cloned().collect();
         freed.set_meta("ownerReferences", (!kept.is_empty()).then_some(Value::Array(kept)));
         let info = named(resource, object.namespace(), object.name());
-        match self.update(&Identity::admin(), &info, freed, false).await {
+        match self.update(&Identity::admin(), &info, freed, &WriteOptions::of_server()).await {
             Err(error) if !matches!(error.code, 404 | 409) => Err(error),
             Ok(_) | Err(_) => Ok(()), // a concurrent change triggers another check
         }
@@ -268,7 +268,7 @@ impl ApiServer {
             .collect();
         done.set_finalizers(&kept);
         let info = named(resource, owner.namespace(), owner.name());
-        match self.update(&Identity::admin(), &info, done, false).await {
+        match self.update(&Identity::admin(), &info, done, &WriteOptions::of_server()).await {
             Err(error) if !matches!(error.code, 404 | 409) => Err(error),
             Ok(_) | Err(_) => Ok(()),
         }

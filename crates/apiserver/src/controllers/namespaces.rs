@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use crate::access::Identity;
 use crate::document::Revision;
 use crate::object::Object;
-use crate::options::{DeleteOptions, Propagation};
+use crate::options::{DeleteOptions, Propagation, WriteOptions};
 use crate::registry::{
     CONFIG_MAPS, EVENTS_V1, NAMESPACES, RESOURCES, Resource, SERVICE_ACCOUNTS, Verb,
 };
@@ -77,7 +77,7 @@ impl ApiServer {
                     &Identity::admin(),
                     &named(resource, namespace, ROOT_CA),
                     updated,
-                    false,
+                    &WriteOptions::of_server(),
                 )
                 .await?;
             }
@@ -128,7 +128,7 @@ impl ApiServer {
                 list.retain(|finalizer| finalizer != NAMESPACE_FINALIZER);
             }
         });
-        match self.update(&Identity::admin(), &info, released, false).await {
+        match self.update(&Identity::admin(), &info, released, &WriteOptions::of_server()).await {
             Err(error) if error.code != 404 => Err(error),
             Ok(_) | Err(_) => Ok(()), // already gone
         }

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::access::Identity;
 use crate::object::Object;
+use crate::options::WriteOptions;
 use crate::registry::{PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Resource, Verb};
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
@@ -87,7 +88,8 @@ impl ApiServer {
         object.set_finalizers(&kept);
         let info =
             RequestInfo { verb: Verb::Update, ..named(resource, key.namespace(), key.name()) };
-        match self.update(&Identity::admin(), &info, object, false).await {
+        let options = WriteOptions::of_server();
+        match self.update(&Identity::admin(), &info, object, &options).await {
             // Gone, or changed meanwhile: the change starts another iteration.
             Err(error) if !matches!(error.code, 404 | 409) => Err(error),
             Ok(_) | Err(_) => Ok(()),

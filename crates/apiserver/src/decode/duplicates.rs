@@ -1,4 +1,4 @@
-//! JSON parsing that reports duplicate keys; the last value counts.
+//! JSON and YAML parsing that reports duplicate keys; the last value counts.
 //!
 //! The number of values is limited, since a value takes many times the space of its text, and so is
 //! what is reported, since each report repeats the names of all enclosing fields.
@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
+use serde_saphyr::options::DuplicateKeyPolicy;
 
 /// Values of one body. A pod with a hundred containers of a hundred variables each has thirty
 /// thousand.
@@ -26,6 +27,32 @@ pub(super) fn parse(text: &[u8]) -> Result<(Value, Vec<String>), serde_json::Err
     let value = seed.deserialize(&mut input)?;
     input.end()?;
     Ok((value, duplicates.paths))
+}
+
+/// Levels of a YAML document, each of which takes several kilobytes of the stack. Objects of the
+/// API have about twenty.
+const MAX_DEPTH: usize = 40;
+
+/// As [`parse`], of one YAML document with the types of YAML 1.1 that Go's parser knows.
+pub(super) fn parse_yaml(text: &[u8]) -> Result<(Value, Vec<String>), String> {
+    let options = serde_saphyr::options! {
+        duplicate_keys: DuplicateKeyPolicy::LastWins,
+        legacy_octal_numbers: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_depth: MAX_DEPTH,
+            max_nodes: 2 * MAX_VALUES,
+        },
+    };
+    let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
+    let mut duplicates = Duplicates::default();
+    let mut values = MAX_VALUES;
+    let value = serde_saphyr::with_deserializer_from_str_with_options(text, options, |input| {
+        let seed =
+            Seed { path: &mut String::new(), duplicates: &mut duplicates, values: &mut values };
+        seed.deserialize(input)
+    });
+    Ok((value.map_err(|error| error.to_string())?, duplicates.paths))
 }
 
 /// Paths of duplicate keys, each once, in order.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use podwright_api::schema::{self, Field, Merge, Side, Struct, Type};
+use podwright_api::schema::{self, Field, Merge, Ownership, Side, Struct, Type};
 use serde_json::{Map, Value, json};
 
 use super::Form;
@@ -118,6 +118,9 @@ fn definition(shape: &'static Struct, form: Form) -> Value {
     if !required.is_empty() {
         json_edit::put(&mut definition, &["required"], Some(json!(required)));
     }
+    if shape.atomic {
+        json_edit::put(&mut definition, &["x-kubernetes-map-type"], Some("atomic".into()));
+    }
     definition
 }
 
@@ -144,6 +147,7 @@ fn list_of(resource: &Resource, shape: &Struct, form: Form) -> Value {
 
 fn property(field: &Field, form: Form) -> Value {
     let mut property = schema_of(&field.ty, form);
+    put_ownership(&mut property, field);
     let (strategy, key) = match (field.merge, field.retain_keys) {
         (Merge::Replace, false) => return property,
         (Merge::Replace, true) => ("retainKeys", None),
@@ -154,6 +158,33 @@ fn property(field: &Field, form: Form) -> Value {
     json_edit::put(&mut property, &["x-kubernetes-patch-strategy"], Some(strategy.into()));
     json_edit::put(&mut property, &["x-kubernetes-patch-merge-key"], key.map(Value::from));
     property
+}
+
+/// How server-side apply divides the value. A list without a type is atomic, and so is a struct
+/// whose definition says so.
+fn put_ownership(property: &mut Value, field: &Field) {
+    let is_list = matches!(field.ty.target(), Type::List(_));
+    let put = |property: &mut Value, name: &str, value: Value| {
+        json_edit::put(property, &[name], Some(value));
+    };
+    match (field.ownership, field.merge) {
+        (Some(Ownership::Atomic), _) if is_list => {
+            put(property, "x-kubernetes-list-type", "atomic".into());
+        }
+        (Some(Ownership::Atomic), _) => put(property, "x-kubernetes-map-type", "atomic".into()),
+        (Some(Ownership::Granular), _) => {
+            put(property, "x-kubernetes-map-type", "granular".into());
+        }
+        (None, Merge::Set) => put(property, "x-kubernetes-list-type", "set".into()),
+        (None, _) if !field.keys.is_empty() => {
+            put(property, "x-kubernetes-list-type", "map".into());
+            put(property, "x-kubernetes-list-map-keys", json!(field.keys));
+        }
+        (None, _) => {}
+    }
+    if let Some(default) = field.key_default {
+        put(property, "default", default.into());
+    }
 }
 
 fn schema_of(ty: &Type, form: Form) -> Value {

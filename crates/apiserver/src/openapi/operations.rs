@@ -17,6 +17,7 @@ struct Operation {
 }
 
 const WRITES: &[&str] = &["dryRun", "fieldManager", "fieldValidation"];
+const PATCHES: &[&str] = &["dryRun", "fieldManager", "fieldValidation", "force"];
 const DELETES: &[&str] = &["dryRun", "gracePeriodSeconds", "propagationPolicy"];
 const LISTS: &[&str] = &["labelSelector", "fieldSelector", "limit", "continue", "watch"];
 
@@ -34,7 +35,7 @@ const OF_COLLECTION: [Operation; 3] = [
 const OF_OBJECT: [Operation; 4] = [
     Operation { verb: Verb::Get, method: "get", action: "get", options: &[] },
     Operation { verb: Verb::Update, method: "put", action: "put", options: WRITES },
-    Operation { verb: Verb::Patch, method: "patch", action: "patch", options: WRITES },
+    Operation { verb: Verb::Patch, method: "patch", action: "patch", options: PATCHES },
     Operation { verb: Verb::Delete, method: "delete", action: "delete", options: DELETES },
 ];
 

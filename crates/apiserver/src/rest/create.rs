@@ -1,9 +1,13 @@
 //! POST to a collection.
 
+use crate::access::Identity;
+use crate::admission::pod_security;
 use crate::clock::rfc3339;
 use crate::controllers::namespace_contents;
 use crate::events;
 use crate::object::Object;
+use crate::options::WriteOptions;
+use crate::ownership::Author;
 use crate::registry::{self, Resource};
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
@@ -24,13 +28,43 @@ impl ApiServer {
         &self,
         info: &RequestInfo,
         mut object: Object,
-        dry_run: bool,
+        options: &WriteOptions,
     ) -> Result<Object, ApiError> {
+        match_namespace(info, &mut object)?;
+        object.edit(|value| defaults::apply(events::stored_as(info.resource), value));
+        Author::new(info, options, self.now()).created(&mut object);
+        self.create_tracked(info, object, options).await
+    }
+
+    /// Checks what only a creation needs, beyond authorization. Returns warnings for the client.
+    pub(crate) fn check_new(
+        &self,
+        identity: &Identity,
+        info: &RequestInfo,
+        object: &Object,
+    ) -> Result<Vec<String>, ApiError> {
+        self.restrict_create(identity, info, object)?;
+        self.check_grant(identity, info, None, object)?;
+        if !pod_security::concerns(info) {
+            return Ok(Vec::new());
+        }
+        let mut defaulted = object.clone();
+        defaulted.edit(|value| defaults::apply(info.resource, value));
+        self.check_pod_security(identity, info, None, &defaulted)
+    }
+
+    /// As [`Self::create`], for an object with defaults and field managers.
+    pub(super) async fn create_tracked(
+        &self,
+        info: &RequestInfo,
+        mut object: Object,
+        options: &WriteOptions,
+    ) -> Result<Object, ApiError> {
+        let dry_run = options.dry_run;
         let resource = info.resource;
         if !resource.allows(registry::Verb::Create) {
             return Err(read_only(resource));
         }
-        match_namespace(info, &mut object)?;
         if !matches!(object.resource_version(), "" | "0") {
             return Err(ApiError::unclassified(
                 "resourceVersion should not be set on objects to be created",
@@ -39,7 +73,6 @@ impl ApiServer {
         object.set_meta("resourceVersion", None);
         self.check_namespace(info, &object)?;
         let stored_as = events::stored_as(resource);
-        object.edit(|value| defaults::apply(stored_as, value));
         if resource == &registry::PODS {
             self.admit_pod(&mut object)?;
         }

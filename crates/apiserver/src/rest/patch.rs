@@ -8,6 +8,7 @@ use crate::access::Identity;
 use crate::decode::PatchText;
 use crate::object::Object;
 use crate::options::WriteOptions;
+use crate::ownership::Author;
 use crate::patch::{self, PatchType};
 use crate::registry::Verb;
 use crate::request::RequestInfo;
@@ -32,15 +33,16 @@ impl ApiServer {
         identity: &Identity,
         info: &RequestInfo,
         body: &PatchBody,
-        options: WriteOptions,
+        options: &WriteOptions,
     ) -> Result<(Object, Vec<String>), ApiError> {
         if info.subresource.is_none() && !info.resource.allows(Verb::Patch) {
             return Err(read_only(info.resource));
         }
         let patch = read(body)?;
         let warnings = Mutex::new(Vec::new());
+        let author = Author::new(info, options, self.now());
         let (object, more) = self
-            .rewrite(identity, info, options.dry_run, |old| {
+            .rewrite(identity, info, options, |old| {
                 let original = events::from_stored(info.resource, old.clone());
                 let patched =
                     patch::apply(body.kind, info.resource, original.value(), &patch.value)?;
@@ -60,6 +62,7 @@ impl ApiServer {
                 match_namespace(info, &mut new)?;
                 match_name(info, &new)?;
                 new.edit(|value| defaults::apply(events::stored_as(info.resource), value));
+                author.updated(old, &mut new);
                 Ok(new)
             })
             .await?;

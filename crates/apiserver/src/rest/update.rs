@@ -3,6 +3,8 @@
 use crate::access::{AccessRequest, Attributes, Identity, denied, node};
 use crate::events;
 use crate::object::Object;
+use crate::options::WriteOptions;
+use crate::ownership::{Author, same_but_for_times};
 use crate::registry::{self, Verb};
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
@@ -30,7 +32,7 @@ impl ApiServer {
         identity: &Identity,
         info: &RequestInfo,
         mut object: Object,
-        dry_run: bool,
+        options: &WriteOptions,
     ) -> Result<Updated, ApiError> {
         if info.subresource.is_none() && !info.resource.allows(Verb::Update) {
             return Err(read_only(info.resource));
@@ -41,32 +43,41 @@ impl ApiServer {
         let stored_as = events::stored_as(info.resource);
         object.edit(|value| defaults::apply(stored_as, value));
         let unversioned = matches!(object.resource_version(), "" | "0");
+        let author = Author::new(info, options, self.now());
         let rewritten = self
-            .rewrite(identity, info, dry_run, |old| {
+            .rewrite(identity, info, options, |old| {
                 if !object.uid().is_empty() && object.uid() != old.uid() {
                     return Err(precondition_failed(info, "UID", object.uid(), old.uid()));
                 }
                 if unversioned && !strategy::updates_unconditionally(info.resource) {
                     return Err(version_missing(info));
                 }
-                Ok(object.clone())
+                let mut new = object.clone();
+                author.updated(old, &mut new);
+                Ok(new)
             })
             .await;
         match rewritten {
             Err(error) if error.code == 404 && strategy::creates_on_update(info.resource) => {
                 let create = RequestInfo { verb: Verb::Create, ..info.clone() };
-                let requested = Attributes::from(&create);
-                self.authorize(identity, &AccessRequest::Objects(requested))
-                    .map_err(|why| denied(identity, &requested, &why))?;
+                self.may_also(identity, &create)?;
                 self.restrict_create(identity, info, &object)?;
                 self.check_grant(identity, info, None, &object)?;
                 object.set_meta("resourceVersion", None);
-                let object = self.create(info, object, dry_run).await?;
+                let object = self.create(info, object, options).await?;
                 Ok(Updated { object, created: true, warnings: Vec::new() })
             }
             Err(error) => Err(error),
             Ok((object, warnings)) => Ok(Updated { object, created: false, warnings }),
         }
+    }
+
+    /// Authorizes what a request does beside its own verb.
+    pub(super) fn may_also(&self, identity: &Identity, info: &RequestInfo) -> Result<(), ApiError> {
+        let requested = Attributes::from(info);
+        self.authorize(identity, &AccessRequest::Objects(requested))
+            .map(drop)
+            .map_err(|why| denied(identity, &requested, &why))
     }
 
     /// Reads the object, applies `change`, validates and writes the result. If the client gave a
@@ -75,7 +86,7 @@ impl ApiServer {
         &self,
         identity: &Identity,
         info: &RequestInfo,
-        dry_run: bool,
+        options: &WriteOptions,
         change: impl Fn(&Object) -> Result<Object, ApiError>,
     ) -> Result<(Object, Vec<String>), ApiError> {
         let resource = info.resource;
@@ -100,7 +111,10 @@ impl ApiServer {
             let warnings = self.check_pod_security(identity, info, Some(&old), &new)?;
             let errors = validation::update(stored_as, subresource, new.value(), old.value());
             invalid(resource, &info.name, &errors)?;
-            if new == old || dry_run {
+            if same_but_for_times(&new, &old) {
+                return Ok((old, warnings));
+            }
+            if options.dry_run {
                 return Ok((new, warnings));
             }
             let change = if nothing_holds(stored_as, &new) {

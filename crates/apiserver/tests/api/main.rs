@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
 
 mod access;
+mod apply;
 mod binding;
 mod claims;
 mod deleting;
 mod dependents;
+mod encodings;
 mod full_disk;
 mod golden;
 mod hostile;

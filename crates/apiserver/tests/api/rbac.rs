@@ -324,49 +324,52 @@ async fn user_can_ask_what_it_may_do() {
     for (verb, want) in
         [("list", json!({"allowed": true, "reason": why})), ("delete", json!({"allowed": false}))]
     {
-/// What is accepted can be read: otherwise one odd role would refuse every request of everybody.
-#[tokio::test(start_paused = true)]
-async fn no_role_or_binding_stops_the_authorization_of_others() {
-    let admin = TestServer::new().await;
-    bind(&admin, "view", "bob").await;
-    let bob = named(&admin, "bob");
-    let (roles, bindings) = (format!("{LOCAL}/roles"), format!("{LOCAL}/rolebindings"));
-    let cluster_roles = format!("{RBAC}/clusterroles");
-    let reference = json!({"kind": "ClusterRole", "name": "view"});
-    let rule = |field: &str, value: Value| {
-        let mut rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]});
-        rule[field] = value;
-        json!({"rules": [rule]})
-    };
-    let odd = [
-        (&roles, json!({"rules": null})),
-        (&roles, json!({"rules": [null]})),
-        (&roles, rule("verbs", json!([null, "get"]))),
-        (&roles, rule("resourceNames", Value::Null)),
-        (&roles, rule("nonResourceURLs", Value::Null)),
-        (&roles, rule("resources", json!([""]))),
-        (&cluster_roles, json!({"rules": null, "aggregationRule": null})),
-        (&cluster_roles, json!({"aggregationRule": {"clusterRoleSelectors": [null]}})),
-        (
-            &cluster_roles,
-            json!({"aggregationRule": {"clusterRoleSelectors": [{"matchLabels": null}]}}),
-        ),
-        (&cluster_roles, json!({"rules": [], "metadata": {"labels": null}})),
-        (&bindings, json!({"roleRef": reference, "subjects": null})),
-        (&bindings, json!({"roleRef": reference, "subjects": [null]})),
-        (&bindings, json!({"roleRef": reference, "subjects": [{"kind": "User", "name": null}]})),
-        (&bindings, json!({"roleRef": {"kind": null, "name": "view"}})),
-        (&bindings, json!({"roleRef": null})),
-        (&bindings, json!({})),
-    ];
-    for (number, (path, mut body)) in odd.into_iter().enumerate() {
-        let shown = body.to_string();
-        body["metadata"]["name"] = json!(format!("odd{number}"));
-        let stored = admin.post(path, body).await;
-        assert!(stored.code < 500, "{shown}: {stored:?}");
-        assert_eq!(bob.get(&format!("{NS}/pods")).await.code, 200, "{shown}");
-    }
-}
+        /// What is accepted can be read: otherwise one odd role would refuse every request of everybody.
+        #[tokio::test(start_paused = true)]
+        async fn no_role_or_binding_stops_the_authorization_of_others() {
+            let admin = TestServer::new().await;
+            bind(&admin, "view", "bob").await;
+            let bob = named(&admin, "bob");
+            let (roles, bindings) = (format!("{LOCAL}/roles"), format!("{LOCAL}/rolebindings"));
+            let cluster_roles = format!("{RBAC}/clusterroles");
+            let reference = json!({"kind": "ClusterRole", "name": "view"});
+            let rule = |field: &str, value: Value| {
+                let mut rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]});
+                rule[field] = value;
+                json!({"rules": [rule]})
+            };
+            let odd = [
+                (&roles, json!({"rules": null})),
+                (&roles, json!({"rules": [null]})),
+                (&roles, rule("verbs", json!([null, "get"]))),
+                (&roles, rule("resourceNames", Value::Null)),
+                (&roles, rule("nonResourceURLs", Value::Null)),
+                (&roles, rule("resources", json!([""]))),
+                (&cluster_roles, json!({"rules": null, "aggregationRule": null})),
+                (&cluster_roles, json!({"aggregationRule": {"clusterRoleSelectors": [null]}})),
+                (
+                    &cluster_roles,
+                    json!({"aggregationRule": {"clusterRoleSelectors": [{"matchLabels": null}]}}),
+                ),
+                (&cluster_roles, json!({"rules": [], "metadata": {"labels": null}})),
+                (&bindings, json!({"roleRef": reference, "subjects": null})),
+                (&bindings, json!({"roleRef": reference, "subjects": [null]})),
+                (
+                    &bindings,
+                    json!({"roleRef": reference, "subjects": [{"kind": "User", "name": null}]}),
+                ),
+                (&bindings, json!({"roleRef": {"kind": null, "name": "view"}})),
+                (&bindings, json!({"roleRef": null})),
+                (&bindings, json!({})),
+            ];
+            for (number, (path, mut body)) in odd.into_iter().enumerate() {
+                let shown = body.to_string();
+                body["metadata"]["name"] = json!(format!("odd{number}"));
+                let stored = admin.post(path, body).await;
+                assert!(stored.code < 500, "{shown}: {stored:?}");
+                assert_eq!(bob.get(&format!("{NS}/pods")).await.code, 200, "{shown}");
+            }
+        }
 
         let reviewed = bob.post(path, question(verb)).await.ok();
         assert_eq!(reviewed.body["status"], want, "{verb}");
