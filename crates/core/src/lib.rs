@@ -38,6 +38,7 @@ pub mod log;
 pub mod merge_patch;
 pub mod node_status;
 pub mod observed;
+pub mod oom;
 pub mod packet_filter;
 pub mod plan;
 pub mod pod;

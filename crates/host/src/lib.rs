@@ -11,6 +11,7 @@ pub mod clock;
 pub mod detach;
 pub mod disk_usage;
 pub mod files;
+pub mod kernel_log;
 pub mod machine;
 pub mod mounts;
 pub mod process;

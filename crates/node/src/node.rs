@@ -89,6 +89,8 @@ pub struct Config {
     /// `makeIPTablesUtilChains`: directories of the packet filter programs. `None`: no chains are
     /// created.
     pub packet_filter: Option<Vec<PathBuf>>,
+    /// The kernel's log, for events about kills of the machine; `None`: it is not read.
+    pub kernel_log: Option<PathBuf>,
 }
 
 /// External dependencies of a node; a simulation supplies its own.
@@ -248,6 +250,9 @@ impl Node {
             let (pod_index, node_name) = (pod_index.clone(), node_name.clone());
             let mirrors = Mirrors { client, pod_index, node_name };
             tasks.report_pods(mirrors, &reporting.status, urgent, rate);
+        }
+        if let Some(log) = config.kernel_log {
+            tasks.report_oom_kills(log, &events, &node_name);
         }
         let pods = build::pods(&pod_index, &admission, &runtime, &worker);
         tasks.manage_pods(pods, sources, deliveries);

@@ -2,6 +2,7 @@
 
 pub mod events;
 pub mod heartbeat;
+pub(crate) mod oom;
 pub mod status;
 
 use std::sync::Arc;

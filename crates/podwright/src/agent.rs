@@ -27,6 +27,7 @@ use podwright_core::throttle::RequestLimit;
 use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
 use podwright_host::clock::Clock;
 use podwright_host::files::Root;
+use podwright_host::kernel_log::KERNEL_LOG;
 use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
 use podwright_host::trusted_path;
@@ -311,6 +312,7 @@ async fn config(
             && !agent_options.standalone
             && configuration.make_iptables_util_chains)
             .then(|| trusted_path::PROGRAM_DIRECTORIES.map(PathBuf::from).to_vec()),
+        kernel_log: Some(PathBuf::from(KERNEL_LOG)),
     })
 }
 

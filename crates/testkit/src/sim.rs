@@ -346,6 +346,7 @@ impl Sim {
             presence: None,
             pod_ranges: String::new(),
             packet_filter: None,
+            kernel_log: None,
         }
     }
 

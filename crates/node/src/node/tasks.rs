@@ -21,6 +21,7 @@ use crate::report::heartbeat::host_addresses::HostAddresses;
 use crate::report::heartbeat::own_node::{self, OwnNode};
 use crate::report::heartbeat::pod_ranges;
 use crate::report::heartbeat::{Heartbeat, LeaseRenewer};
+use crate::report::oom;
 use crate::report::status::StatusManager;
 use crate::resources::NodeResources;
 use crate::resources::cgroups::Cgroups;
@@ -213,6 +214,13 @@ impl Tasks {
     ) {
         self.spawn(mirrors.run(self.stop.clone()));
         self.spawn(status.clone().run(urgent, rate, self.stop.clone()));
+    }
+
+    pub(super) fn report_oom_kills(&self, log: PathBuf, events: &Recorder, node: &Arc<str>) {
+        let (following, stop) = (oom::follow(log, events.clone(), node.clone()), self.stop.clone());
+        self.spawn(async move {
+            stop.run_until_cancelled(following).await;
+        });
     }
 
     pub(super) fn manage_pods(
