@@ -307,9 +307,29 @@ impl Cgroups {
     /// Moves a process with all its threads into a group by its path; the group is created if
     /// needed.
     pub async fn join(&self, path: &str, pid: u32) -> Result<()> {
-        self.at(path, move |inner, path| match &inner.tree {
-            Tree::V1(tree) => tree.create(path).and_then(|()| tree.join(path, pid)),
-            Tree::V2(tree) => tree.create(path).and_then(|()| tree.join(path, pid)),
+        self.at(path, move |inner, path| inner.create(path).and_then(|()| inner.join(path, pid)))
+            .await
+    }
+
+    /// Moves the processes directly in the root group to another group, which is created if needed;
+    /// returns how many. The init process, kernel threads and processes of other pid namespaces
+    /// stay. `proc` is where procfs is mounted.
+    pub async fn clear_root(&self, path: &str, proc: &Path) -> Result<usize> {
+        let proc = proc.to_owned();
+        self.at(path, move |inner, path| {
+            let (mut moved, mut failed) = (0, None);
+            for pid in inner.pids_in_root()?.into_iter().filter(|pid| is_movable(&proc, *pid)) {
+                if moved == 0 {
+                    inner.create(path)?;
+                }
+                match inner.join(path, pid) {
+                    Ok(()) => moved += 1,
+                    // It has ended.
+                    Err(_) if !proc.join(pid.to_string()).exists() => {}
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+            failed.map_or(Ok(moved), Err)
         })
         .await
     }
@@ -407,6 +427,38 @@ impl Inner {
         directory::kill_all(Path::new(path), || self.pids(path))
     }
 
+    fn create(&self, path: &str) -> Result<()> {
+        match &self.tree {
+            Tree::V1(tree) => tree.create(path),
+            Tree::V2(tree) => tree.create(path),
+        }
+    }
+
+    fn join(&self, path: &str, pid: u32) -> Result<()> {
+        match &self.tree {
+            Tree::V1(tree) => tree.join(path, pid),
+            Tree::V2(tree) => tree.join(path, pid),
+        }
+    }
+
+    /// Processes directly in the root group, of every hierarchy.
+    fn pids_in_root(&self) -> Result<BTreeSet<u32>> {
+        let points = match &self.tree {
+            Tree::V1(tree) => tree.points().into_iter().cloned().collect(),
+            Tree::V2(tree) => vec![tree.dir("/")],
+        };
+        let mut in_all: Option<BTreeSet<u32>> = None;
+        for point in points {
+            let pids = directory::own_pids(&point)?;
+            in_all = Some(match in_all {
+                // One that is elsewhere in another hierarchy belongs to a service.
+                Some(known) => known.intersection(&pids).copied().collect(),
+                None => pids,
+            });
+        }
+        Ok(in_all.unwrap_or_default())
+    }
+
     fn pids(&self, path: &str) -> Result<BTreeSet<u32>> {
         match &self.tree {
             Tree::V1(tree) => tree.pids(path),
@@ -434,6 +486,16 @@ impl Inner {
             Tree::V2(tree) => tree.detail(path),
         }
     }
+}
+
+/// Whether a process may be moved from the root group. Kernel threads have no program.
+fn is_movable(proc: &Path, pid: u32) -> bool {
+    let of = |pid: u32, link: &str| std::fs::read_link(proc.join(pid.to_string()).join(link)).ok();
+    let space = "ns/pid";
+    pid > 1
+        && of(pid, "exe").is_some()
+        && of(pid, space).is_some()
+        && of(pid, space) == of(1, space)
 }
 
 /// Accepts only a plain directory name, not a path that leads elsewhere.

@@ -34,7 +34,7 @@ use crate::report::events::{EventLimiter, Recorder, Severity};
 use crate::report::heartbeat::Timing;
 use crate::report::heartbeat::host_addresses::HostAddresses;
 use crate::report::heartbeat::own_node::OwnNode;
-use crate::resources::cgroups::node_limits::NodeLimitsError;
+use crate::resources::cgroups::node_limits::{NodeLimitsError, ProcessGroups};
 use crate::resources::cgroups::{Reserved, ReservedError};
 use crate::runtime::gc::{self, Gc};
 use crate::runtime::images;
@@ -58,6 +58,8 @@ pub struct Config {
     pub pod_policy: PodPolicy,
     /// Limits of the cgroup that holds all pods.
     pub all_pods: CgroupConfig,
+    /// Processes that are moved to cgroups of their own.
+    pub process_groups: ProcessGroups,
     /// Cgroups limited to what is reserved for them.
     pub reserved: Vec<Reserved>,
     pub crash_backoff: BackoffLimits,
@@ -219,6 +221,7 @@ impl Node {
         tasks.record_admissions(&admission);
         tasks.follow_addresses(host_addresses);
         tasks.limit_cgroups(&resources.cgroups, config.all_pods, limits);
+        tasks.keep_processes(&resources.cgroups, config.process_groups);
         tasks.set_up_network(&runtime, config.pod_ranges, shown.subscribe(), config.packet_filter);
         if let (Some(client), Some(presence)) = (api.clone(), config.presence) {
             let (lease, heartbeat) = build::node_object(

@@ -35,6 +35,7 @@ use podwright_node::client::proxy::Proxy;
 use podwright_node::client::system_roots;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
 use podwright_node::report::events::Severity;
+use podwright_node::resources::cgroups::node_limits::ProcessGroups;
 use podwright_node::server::Server;
 use podwright_node::sources::url::{self as manifest_source, ManifestUrl};
 use podwright_node::telemetry::metrics::RequestMetrics;
@@ -277,6 +278,7 @@ async fn config(
             pids_limit: u64::try_from(configuration.pod_pids_limit).ok().filter(|n| *n > 0),
         },
         all_pods: identity::limits_of_pods(configuration, reservations, &whole, cpus),
+        process_groups: process_groups(configuration),
         reserved: identity::reserved(configuration, reservations, driver)?,
         crash_backoff: gates::crash_backoff(configuration, &settings.gates),
         features: gates::pod_features(&settings.gates),
@@ -343,6 +345,14 @@ async fn join_own_group(configuration: &KubeletConfiguration, cgroups: &Cgroups)
     if let Err(error) = cgroups.join(path, std::process::id()).await {
         let error = format!("{:#}", anyhow::Error::new(error));
         tracing::warn!(error, path, "cannot move the agent to the cgroup of kubeletCgroups");
+    }
+}
+
+fn process_groups(configuration: &KubeletConfiguration) -> ProcessGroups {
+    let set = |path: &String| Some(path.clone()).filter(|path| !path.is_empty());
+    ProcessGroups {
+        system: set(&configuration.system_cgroups),
+        agent: set(&configuration.kubelet_cgroups),
     }
 }
 

@@ -62,6 +62,7 @@ use podwright_host::clock::Clock;
 use podwright_node::client::request_timeout::with_request_timeout;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
 use podwright_node::report::heartbeat::Timing;
+use podwright_node::resources::cgroups::node_limits::ProcessGroups;
 use podwright_node::runtime::{gc, images};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -334,6 +335,7 @@ impl Sim {
             event_rate: EventRate::default(),
             request_limit: self.options.request_limit,
             reserved: Vec::new(),
+            process_groups: ProcessGroups::default(),
             identity: node_status::Settings {
                 name: NODE.into(),
                 // An IP address, so that no DNS lookup is needed.

@@ -57,6 +57,13 @@ pub(super) fn join(dir: &Path, pid: u32) -> Result<()> {
     set(dir, "cgroup.procs", &pid.to_string())
 }
 
+/// Processes directly in a group. Zero stands for one outside our pid namespace.
+pub(super) fn own_pids(dir: &Path) -> Result<BTreeSet<u32>> {
+    let listed = read(dir, "cgroup.procs")?.unwrap_or_default();
+    let pids = listed.lines().filter_map(|line| line.trim().parse::<u32>().ok());
+    Ok(pids.filter(|pid| *pid != 0).collect())
+}
+
 /// `None` if there is no such file: its controller is off, or the group is gone.
 pub(super) fn read(dir: &Path, file: &str) -> Result<Option<String>> {
     let path = dir.join(file);

@@ -489,3 +489,53 @@ async fn processes_of_a_group_are_counted_without_their_threads() {
         assert_eq!((usage.processes, usage.pids), (Some(2), Some(7)));
     }
 }
+
+/// A procfs with an init process, a kernel thread, a program and a program in a container.
+fn processes(fixture: &Fixture) -> PathBuf {
+    let proc = fixture.path().join("proc");
+    for (pid, exe, space) in
+        [(1, true, "pid:[1]"), (2, false, "pid:[1]"), (10, true, "pid:[1]"), (11, true, "pid:[7]")]
+    {
+        let dir = proc.join(pid.to_string());
+        std::fs::create_dir_all(dir.join("ns")).unwrap();
+        std::os::unix::fs::symlink(space, dir.join("ns/pid")).unwrap();
+        if exe {
+            std::os::unix::fs::symlink("/sbin/program", dir.join("exe")).unwrap();
+        }
+    }
+    proc
+}
+
+#[tokio::test]
+async fn only_programs_of_the_machine_are_moved_from_the_root_group() {
+    let fixture = Fixture::v2("cpu memory\n");
+    let proc = processes(&fixture);
+    fixture.file("cgroup.procs", "1\n2\n10\n11\n0\n99\nx\n");
+    fixture.file("system/cgroup.controllers", "cpu memory\n");
+    fixture.file("system/cgroup.procs", "");
+    let cgroups = fixture.open(Owner::Us);
+    assert_eq!(cgroups.clear_root("/system", &proc).await.unwrap(), 1);
+    assert_eq!(fixture.read("system/cgroup.procs"), "10");
+    cgroups.clear_root("/../system", &proc).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn process_of_a_service_in_another_hierarchy_is_not_moved() {
+    let fixture = Fixture::v1(&["cpu", "memory"]);
+    let proc = processes(&fixture);
+    let listed = |memory: &str| {
+        fixture.file("cpu/cgroup.procs", "1\n10\n");
+        fixture.file("memory/cgroup.procs", memory);
+        fixture.files("cpu/system", &["cgroup.procs"]);
+        fixture.files("memory/system", &["cgroup.procs"]);
+    };
+    let cgroups = fixture.open(Owner::Us);
+    listed("1\n");
+    assert_eq!(cgroups.clear_root("/system", &proc).await.unwrap(), 0);
+    assert_eq!(fixture.read("cpu/system/cgroup.procs"), "");
+    listed("1\n10\n");
+    assert_eq!(cgroups.clear_root("/system", &proc).await.unwrap(), 1);
+    for hierarchy in ["cpu", "memory"] {
+        assert_eq!(fixture.read(&format!("{hierarchy}/system/cgroup.procs")), "10");
+    }
+}

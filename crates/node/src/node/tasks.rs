@@ -25,7 +25,7 @@ use crate::report::oom;
 use crate::report::status::StatusManager;
 use crate::resources::NodeResources;
 use crate::resources::cgroups::Cgroups;
-use crate::resources::cgroups::node_limits::{self, LimitEvents};
+use crate::resources::cgroups::node_limits::{self, LimitEvents, ProcessGroups};
 use crate::resources::packet_filter;
 use crate::runtime::RuntimeAccess;
 use crate::runtime::gc::Gc;
@@ -104,6 +104,10 @@ impl Tasks {
     ) {
         self.spawn(node_limits::refresh_classes(cgroups.clone(), self.stop.clone()));
         self.spawn(node_limits::limit_pods(cgroups.clone(), all_pods, events, self.stop.clone()));
+    }
+
+    pub(super) fn keep_processes(&self, cgroups: &Arc<Cgroups>, groups: ProcessGroups) {
+        self.spawn(node_limits::keep_processes(cgroups.clone(), groups, self.stop.clone()));
     }
 
     /// Tells the runtime which addresses pods get, and maintains the node's packet filter.

@@ -1,6 +1,6 @@
 //! Pod cgroups: creation, limits and removal.
 
-pub(crate) mod node_limits;
+pub mod node_limits;
 mod orphans;
 
 use std::collections::BTreeMap;

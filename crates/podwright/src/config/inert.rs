@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect, including everything below them.
-pub const INERT: [&str; 41] = [
+pub const INERT: [&str; 40] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -39,8 +39,6 @@ pub const INERT: [&str; 41] = [
     // Pods always have their own cgroups, and ephemeral storage is always accounted for.
     "cgroupsPerQOS",
     "localStorageCapacityIsolation",
-    // Moving processes between cgroups.
-    "systemCgroups",
     // Without effect upstream as well.
     "hairpinMode",
     "iptablesDropBit",

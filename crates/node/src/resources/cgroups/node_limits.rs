@@ -1,5 +1,6 @@
 //! Limits of the cgroups above those of pods: all pods, QoS classes, reserved daemons.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use crate::report::events::{Recorder, Severity};
 const ALLOCATABLE_ENFORCED: &str = "NodeAllocatableEnforced";
 /// Interval at which the QoS cgroups are written even if nothing changed.
 const QOS_REFRESH: Duration = Duration::from_secs(60);
+/// Interval at which processes are moved to their groups.
+const PROCESSES_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay before limits that the kernel rejected are written again.
 const LIMITS_RETRY: Duration = Duration::from_secs(60);
 
@@ -71,6 +74,55 @@ pub(crate) async fn refresh_classes(cgroups: Arc<Cgroups>, stop: CancellationTok
         }
     };
     stop.run_until_cancelled(work).await;
+}
+
+/// Processes that are kept in cgroups of their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessGroups {
+    /// `systemCgroups`: for processes that are in no group.
+    pub system: Option<String>,
+    /// `kubeletCgroups`: for the agent.
+    pub agent: Option<String>,
+}
+
+/// Keeps processes in their groups: others move them, and new ones are started. Failures are logged
+/// once.
+pub(crate) async fn keep_processes(
+    cgroups: Arc<Cgroups>,
+    groups: ProcessGroups,
+    stop: CancellationToken,
+) {
+    if groups == ProcessGroups::default() {
+        return;
+    }
+    let work = async {
+        let mut last_problem = None;
+        loop {
+            let problem = move_processes(&cgroups, &groups).await.err().map(|error| chain(&error));
+            if let Some(problem) = &problem
+                && last_problem.as_ref() != Some(problem)
+            {
+                tracing::warn!(error = problem, "move processes to their cgroups failed, retrying");
+            }
+            last_problem = problem;
+            tokio::time::sleep(PROCESSES_INTERVAL).await;
+        }
+    };
+    stop.run_until_cancelled(work).await;
+}
+
+async fn move_processes(cgroups: &Cgroups, groups: &ProcessGroups) -> Result<(), CgroupError> {
+    // First the agent: it may be in the root group as well.
+    if let Some(path) = &groups.agent {
+        cgroups.host().join(path, std::process::id()).await?;
+    }
+    if let Some(path) = &groups.system {
+        let moved = cgroups.host().clear_root(path, Path::new("/proc")).await?;
+        if moved > 0 {
+            tracing::info!(path, moved, "moved processes from the root cgroup to systemCgroups");
+        }
+    }
+    Ok(())
 }
 
 /// Limits all pods together to the allocatable resources. On a full node this may fail until some

@@ -147,6 +147,11 @@ fn cgroups(validator: &mut Validator<'_>) {
         "systemCgroups",
         "needs cgroupRoot",
     );
+    validator.require(
+        c.system_cgroups.is_empty() || !c.system_cgroups.trim_matches('/').is_empty(),
+        "systemCgroups",
+        "must not be the root cgroup",
+    );
     let outside =
         !c.kubelet_cgroups.is_empty() && !c.kubelet_cgroups.starts_with(&c.kube_reserved_cgroup);
     if outside {
