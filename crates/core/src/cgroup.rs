@@ -180,6 +180,52 @@ impl CgroupConfig {
     }
 }
 
+/// Memory of other classes that pods of a lower class must leave free (`qosReserved`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryReserve {
+    /// Of the requests, from 0 to 100.
+    pub percent: u32,
+    /// What all pods may use, in bytes.
+    pub allocatable: u64,
+}
+
+/// Sum of the memory requests of pods, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryRequests(i128);
+
+impl MemoryRequests {
+    pub fn of_pod(pod: &PodResources) -> Self {
+        Self(amount(&pod.requests(Overhead::Included), MEMORY).value().into())
+    }
+
+    pub fn add(&mut self, pod: Self) {
+        self.0 = self.0.saturating_add(pod.0);
+    }
+
+    /// `pod` was added before.
+    pub fn remove(&mut self, pod: Self) {
+        self.0 = self.0.saturating_sub(pod.0);
+    }
+}
+
+impl MemoryReserve {
+    /// The limits of the burstable and of the best-effort class. `None`: nothing would be left, so
+    /// the limit stays as it is.
+    pub fn limits(
+        self,
+        guaranteed: MemoryRequests,
+        burstable: MemoryRequests,
+    ) -> (Option<u64>, Option<u64>) {
+        let reserved = |requests: MemoryRequests| {
+            requests.0.max(0).saturating_mul(i128::from(self.percent.min(100))) / 100
+        };
+        let for_burstable = i128::from(self.allocatable).saturating_sub(reserved(guaranteed));
+        let for_best_effort = for_burstable.saturating_sub(reserved(burstable));
+        let limit = |bytes: i128| u64::try_from(bytes).ok().filter(|bytes| *bytes > 0);
+        (limit(for_burstable), limit(for_best_effort))
+    }
+}
+
 /// Resources of a reservation that are enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reserved {

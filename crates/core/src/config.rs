@@ -35,7 +35,9 @@ pub use dns::{HostDns, ResolvConf};
 pub use env::{EnvInputs, EnvSources, Environment, Lookup};
 pub use error::ConfigError;
 pub use facts::supports_recursive_read_only;
-pub use facts::{CgroupVersion, IdMappings, Machine, NodeFacts, PodProvision, Swap, SwapBehaviour};
+pub use facts::{
+    CgroupVersion, IdMappings, Machine, MemoryQos, NodeFacts, PodProvision, Swap, SwapBehaviour,
+};
 pub use hosts::HostNames;
 pub use mounts::{MountRequest, MountedVolume};
 pub use sandbox::{SandboxPlan, Warning, WarningTarget, sandbox};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::backoff::BackoffLimits;
-use podwright_core::cgroup::{CgroupConfig, Driver, PodPolicy, PodTree};
+use podwright_core::cgroup::{CgroupConfig, Driver, MemoryReserve, PodPolicy, PodTree};
 use podwright_core::config::NodeFacts;
 use podwright_core::event::EventRate;
 use podwright_core::ids::PodUid;
@@ -58,6 +58,8 @@ pub struct Config {
     pub pod_policy: PodPolicy,
     /// Limits of the cgroup that holds all pods.
     pub all_pods: CgroupConfig,
+    /// Memory that lower QoS classes leave free.
+    pub memory_reserve: Option<MemoryReserve>,
     /// Processes that are moved to cgroups of their own.
     pub process_groups: ProcessGroups,
     /// Cgroups limited to what is reserved for them.

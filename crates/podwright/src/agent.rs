@@ -17,10 +17,11 @@ use std::time::Duration;
 use anyhow::Context;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use podwright_api::qos::ResourceList;
 use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PodPolicy, PodTree};
 use podwright_core::config::{
-    CgroupVersion, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
+    CgroupVersion, Machine as MachineFacts, MemoryQos, NodeFacts, Swap, SwapBehaviour,
 };
 use podwright_core::event::EventRate;
 use podwright_core::throttle::RequestLimit;
@@ -278,6 +279,7 @@ async fn config(
             pids_limit: u64::try_from(configuration.pod_pids_limit).ok().filter(|n| *n > 0),
         },
         all_pods: identity::limits_of_pods(configuration, reservations, &whole, cpus),
+        memory_reserve: identity::memory_reserve(settings, reservations, &whole),
         process_groups: process_groups(configuration),
         reserved: identity::reserved(configuration, reservations, driver)?,
         crash_backoff: gates::crash_backoff(configuration, &settings.gates),
@@ -417,9 +419,24 @@ fn facts(
             cpu_quota_period: whole.map(micros),
             whole_container_oom: v2 && !configuration.single_process_oom_kill.unwrap_or(false),
             swap: cgroups.limits_swap()?.then_some(Swap { behaviour, total: capacity.swap }),
+            memory_qos: (v2 && settings.gates.enabled("MemoryQoS"))
+                .then(|| memory_qos(configuration, &measured.allocatable())),
         },
         handlers,
     })
+}
+
+fn memory_qos(configuration: &KubeletConfiguration, allocatable: &ResourceList) -> MemoryQos {
+    const MILLION: f64 = 1e6;
+    // The factor is from 0 to 1.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let factor = (configuration.memory_throttling_factor * MILLION).round() as u32;
+    let memory = allocatable.get("memory").map_or(0, |memory| memory.unsigned_value());
+    MemoryQos { factor, allocatable: memory, page: page_size() }
+}
+
+fn page_size() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
 /// Directories with thermal information of the machine, masked in containers.

@@ -336,6 +336,7 @@ impl Sim {
             request_limit: self.options.request_limit,
             reserved: Vec::new(),
             process_groups: ProcessGroups::default(),
+            memory_reserve: None,
             identity: node_status::Settings {
                 name: NODE.into(),
                 // An IP address, so that no DNS lookup is needed.
@@ -379,6 +380,7 @@ impl Sim {
                 cpu_quota_period: Some(100_000),
                 whole_container_oom: false,
                 swap: None,
+                memory_qos: None,
             },
             handlers: Vec::new(),
         }

@@ -408,3 +408,29 @@ fn reserved_cgroup_is_parsed_in_the_format_of_its_driver() {
     }
     CgroupName::parse_reserved("/a/../b", Driver::Systemd).expect_err("it leaves its place");
 }
+
+#[test]
+fn lower_classes_leave_a_part_of_the_requests_free() {
+    const GIB: u64 = 1 << 30;
+    let requests = |gib: &str| {
+        let spec = serde_json::json!({ "containers": [
+            { "name": "c", "resources": { "requests": { "memory": gib } } }
+        ]});
+        let spec = serde_json::from_value(spec).unwrap();
+        MemoryRequests::of_pod(&PodResources::parse(&spec).unwrap())
+    };
+    let limits = |percent, guaranteed: &str, burstable: &str| {
+        let reserve = MemoryReserve { percent, allocatable: 10 * GIB };
+        reserve.limits(requests(guaranteed), requests(burstable))
+    };
+    assert_eq!(limits(100, "4Gi", "2Gi"), (Some(6 * GIB), Some(4 * GIB)));
+    assert_eq!(limits(50, "4Gi", "2Gi"), (Some(8 * GIB), Some(7 * GIB)));
+    assert_eq!(limits(0, "4Gi", "2Gi"), (Some(10 * GIB), Some(10 * GIB)));
+    assert_eq!(limits(100, "8Gi", "2Gi"), (Some(2 * GIB), None), "nothing is left");
+    assert_eq!(limits(100, "11Gi", "0"), (None, None));
+    assert_eq!(limits(100, "8E", "8E"), (None, None));
+    let mut sum = requests("1Gi");
+    sum.add(requests("2Gi"));
+    sum.remove(requests("1Gi"));
+    assert_eq!(sum, requests("2Gi"));
+}

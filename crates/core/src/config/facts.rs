@@ -48,6 +48,19 @@ pub struct Machine {
     pub whole_container_oom: bool,
     /// `None`: the kernel has no swap controller.
     pub swap: Option<Swap>,
+    /// `None`: containers are not throttled before they reach their memory limit.
+    pub memory_qos: Option<MemoryQos>,
+}
+
+/// Throttling of memory (gate MemoryQoS), which requires cgroup v2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryQos {
+    /// `memoryThrottlingFactor`: the part of the way from the request to the limit, in millionths.
+    pub factor: u32,
+    /// In place of a limit that is not set, in bytes.
+    pub allocatable: u64,
+    /// Size of a memory page in bytes.
+    pub page: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

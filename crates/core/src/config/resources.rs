@@ -11,10 +11,11 @@ use podwright_api::quantity::Quantity;
 use podwright_proto::cri;
 
 use super::error::ConfigError;
-use super::facts::{CgroupVersion, Machine, NodeFacts, Swap, SwapBehaviour};
+use super::facts::{CgroupVersion, Machine, MemoryQos, NodeFacts, Swap, SwapBehaviour};
 use crate::cgroup;
 use crate::pod::{Container, Pod};
 
+const MEMORY_HIGH: &str = "memory.high";
 const OOM_GROUP: &str = "memory.oom.group";
 const SWAP_MAX: &str = "memory.swap.max";
 /// Lowest priority value that is reserved for the system.
@@ -62,6 +63,10 @@ pub fn of_container(
     if let Some(swap) = machine.swap {
         let may_swap = class == QosClass::Burstable && !is_critical(pod);
         set_swap(&mut linux, machine, swap, &own, may_swap);
+    }
+    match (machine.memory_qos, machine.cgroups) {
+        (Some(qos), CgroupVersion::V2) => set_memory_qos(&mut linux, qos, &own, class),
+        (Some(_), CgroupVersion::V1) | (None, _) => {}
     }
     Ok(linux)
 }
@@ -186,6 +191,41 @@ fn share_of_swap(machine: &Machine, swap: Swap, own: &Requirements) -> u128 {
     }
     let share = u128::from(request.unsigned_value()) * u128::from(swap.total);
     share.checked_div(u128::from(machine.memory)).unwrap_or(0)
+}
+
+/// Above this usage the kernel reclaims memory of the container and slows it down. Nothing is
+/// reserved; values of an earlier configuration are reset.
+fn set_memory_qos(
+    linux: &mut cri::LinuxContainerResources,
+    qos: MemoryQos,
+    own: &Requirements,
+    class: QosClass,
+) {
+    for reservation in ["memory.min", "memory.low"] {
+        linux.unified.insert(reservation.to_owned(), "0".to_owned());
+    }
+    let throttled = match class {
+        QosClass::Burstable => throttling_threshold(qos, own),
+        QosClass::Guaranteed | QosClass::BestEffort => None,
+    };
+    if let Some(bytes) = throttled {
+        linux.unified.insert(MEMORY_HIGH.to_owned(), bytes.to_string());
+    }
+}
+
+/// A part of the way from the request to the limit, in whole pages.
+fn throttling_threshold(qos: MemoryQos, own: &Requirements) -> Option<u128> {
+    const MILLION: u128 = 1_000_000;
+    let request = u128::from(amount(&own.requests, MEMORY).unsigned_value());
+    let limit = match u128::from(amount(&own.limits, MEMORY).unsigned_value()) {
+        limit if limit == request => return None,
+        0 => u128::from(qos.allocatable),
+        limit => limit,
+    };
+    let above = limit.saturating_sub(request) * u128::from(qos.factor) / MILLION;
+    let page = u128::from(qos.page);
+    let threshold = (request + above).checked_div(page)? * page;
+    (threshold > request).then_some(threshold)
 }
 
 /// Static pods and pods with a system priority.

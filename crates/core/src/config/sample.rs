@@ -71,6 +71,7 @@ pub(crate) fn facts() -> NodeFacts {
             cpu_quota_period: Some(100_000),
             whole_container_oom: true,
             swap: None,
+            memory_qos: None,
         },
         handlers: Vec::new(),
     }

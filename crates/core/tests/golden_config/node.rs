@@ -59,6 +59,7 @@ impl Node {
                 cgroups: CgroupVersion::V1,
                 cpu_quota_period: Some(100_000),
                 whole_container_oom: true,
+                memory_qos: None,
                 swap: Some(Swap { behaviour: SwapBehaviour::NoSwap, total: 0 }),
             },
             handlers: Vec::new(),

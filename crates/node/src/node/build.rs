@@ -80,8 +80,10 @@ pub(super) fn resources(
     let (of_pods, clock) = (objects.clone(), clock.clone());
     let volumes = Volumes::new(&config.root_dir, users.clone(), of_pods, allocatable, clock)?
         .resync_every(config.resync);
+    let host_cgroups = Cgroups::new(cgroups, config.pod_tree.clone(), config.pod_policy)
+        .reserving(config.memory_reserve);
     Ok(NodeResources {
-        cgroups: Arc::new(Cgroups::new(cgroups, config.pod_tree.clone(), config.pod_policy)),
+        cgroups: Arc::new(host_cgroups),
         volumes: Arc::new(volumes),
         objects,
         users,

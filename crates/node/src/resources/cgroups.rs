@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_api::qos::{PodResources, QosClass, ResourceError, ResourceList};
 use podwright_core::cgroup::{
-    CgroupConfig, CgroupName, CgroupNameError, CpuRequests, PodPolicy, PodTree,
+    CgroupConfig, CgroupName, CgroupNameError, CpuRequests, MemoryRequests, MemoryReserve,
+    PodPolicy, PodTree,
 };
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::pod::Pod;
@@ -47,6 +48,7 @@ struct PodCgroup {
     resources: PodResources,
     class: QosClass,
     cpu_requests: CpuRequests,
+    memory_requests: MemoryRequests,
 }
 
 /// The pods with a cgroup.
@@ -55,22 +57,34 @@ struct CountedPods {
     pods: BTreeMap<PodUid, Arc<PodCgroup>>,
     /// Sum of those of the burstable class.
     burstable: CpuRequests,
+    /// The same for memory.
+    burstable_memory: MemoryRequests,
+    guaranteed_memory: MemoryRequests,
 }
 
 impl CountedPods {
     fn insert(&mut self, uid: &PodUid, pod: Arc<PodCgroup>) {
         self.remove(uid);
-        if pod.class == QosClass::Burstable {
-            self.burstable.add(pod.cpu_requests);
+        match pod.class {
+            QosClass::Burstable => {
+                self.burstable.add(pod.cpu_requests);
+                self.burstable_memory.add(pod.memory_requests);
+            }
+            QosClass::Guaranteed => self.guaranteed_memory.add(pod.memory_requests),
+            QosClass::BestEffort => {}
         }
         self.pods.insert(uid.clone(), pod);
     }
 
     fn remove(&mut self, uid: &PodUid) {
-        if let Some(pod) = self.pods.remove(uid)
-            && pod.class == QosClass::Burstable
-        {
-            self.burstable.remove(pod.cpu_requests);
+        let Some(pod) = self.pods.remove(uid) else { return };
+        match pod.class {
+            QosClass::Burstable => {
+                self.burstable.remove(pod.cpu_requests);
+                self.burstable_memory.remove(pod.memory_requests);
+            }
+            QosClass::Guaranteed => self.guaranteed_memory.remove(pod.memory_requests),
+            QosClass::BestEffort => {}
         }
     }
 }
@@ -83,9 +97,11 @@ pub struct Cgroups {
     /// sum of these pods. Queries do not add pods.
     pods: Mutex<CountedPods>,
     orphans: OrphanedCgroups,
-    /// The configuration last written for the burstable class. Locked while writing, so that an older
-    /// sum is not written over a newer one.
-    burstable: tokio::sync::Mutex<Option<CgroupConfig>>,
+    /// `qosReserved`: limits the memory of the classes.
+    reserve: Option<MemoryReserve>,
+    /// The configuration last written for the burstable and the best-effort class. Locked while
+    /// writing, so that an older sum is not written over a newer one.
+    classes: tokio::sync::Mutex<Option<[CgroupConfig; 2]>>,
 }
 
 /// A cgroup of the system or of the Kubernetes daemons, and its limits.
@@ -123,8 +139,14 @@ impl Cgroups {
             policy,
             pods: Mutex::default(),
             orphans: OrphanedCgroups::default(),
-            burstable: Default::default(),
+            reserve: None,
+            classes: Default::default(),
         }
+    }
+
+    /// Lower classes leave memory free for the others from now on.
+    pub fn reserving(self, reserve: Option<MemoryReserve>) -> Self {
+        Self { reserve, ..self }
     }
 
     pub fn host(&self) -> &Host {
@@ -261,17 +283,47 @@ impl Cgroups {
 
     /// The shares of the burstable class are the sum of its pods' requests.
     pub async fn refresh_classes(&self, when: Refresh) -> Result<(), CgroupError> {
-        let mut written = self.burstable.lock().await;
-        let config = CgroupConfig::for_burstable(self.pods.lock().burstable);
+        let mut written = self.classes.lock().await;
+        let wanted = self.classes_wanted();
         match when {
-            Refresh::IfChanged if *written == Some(config.clone()) => return Ok(()),
+            Refresh::IfChanged if written.as_ref() == Some(&wanted) => return Ok(()),
             Refresh::IfChanged | Refresh::Anyway => *written = None,
         }
-        self.host.ensure(&self.tree.class(QosClass::Burstable), &config).await?;
-        let best_effort = self.tree.class(QosClass::BestEffort);
-        self.host.ensure(&best_effort, &CgroupConfig::for_best_effort()).await?;
-        *written = Some(config);
+        let [burstable, best_effort] = &wanted;
+        for (class, config) in
+            [(QosClass::Burstable, burstable), (QosClass::BestEffort, best_effort)]
+        {
+            let name = self.tree.class(class);
+            self.host.ensure(&name, &self.spare(&name, config.clone()).await).await?;
+        }
+        *written = Some(wanted);
         Ok(())
+    }
+
+    /// The configurations of the burstable and the best-effort class.
+    fn classes_wanted(&self) -> [CgroupConfig; 2] {
+        let pods = self.pods.lock();
+        let mut classes =
+            [CgroupConfig::for_burstable(pods.burstable), CgroupConfig::for_best_effort()];
+        if let Some(reserve) = self.reserve {
+            let (burstable, best_effort) =
+                reserve.limits(pods.guaranteed_memory, pods.burstable_memory);
+            let [of_burstable, of_best_effort] = &mut classes;
+            of_burstable.memory_limit = burstable;
+            of_best_effort.memory_limit = best_effort;
+        }
+        classes
+    }
+
+    /// A limit below the present use would kill processes. The class may keep what it has; the next
+    /// refresh lowers the limit further.
+    async fn spare(&self, name: &CgroupName, mut config: CgroupConfig) -> CgroupConfig {
+        if let Some(limit) = &mut config.memory_limit {
+            // A class that does not exist yet uses nothing.
+            let memory = self.host.usage(name).await.ok().and_then(|usage| usage.memory);
+            *limit = memory.map_or(*limit, |memory| memory.usage.max(*limit));
+        }
+        config
     }
 
     pub async fn destroy_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
@@ -312,8 +364,9 @@ impl Cgroups {
         #[cfg(test)]
         EVALUATED.with(|count| count.set(count.get() + 1));
         let cpu_requests = CpuRequests::of_pod(&resources);
+        let memory_requests = MemoryRequests::of_pod(&resources);
         let object = pod.object.clone();
-        Ok(Arc::new(PodCgroup { object, name, resources, class, cpu_requests }))
+        Ok(Arc::new(PodCgroup { object, name, resources, class, cpu_requests, memory_requests }))
     }
 }
 
@@ -348,6 +401,45 @@ mod tests {
         let table = mounts::parse(table.as_bytes());
         let host = Host::open(&table, root, Owner::Us, Vec::new()).unwrap();
         Cgroups::new(host, PodTree::below(&CgroupName::ROOT), PodPolicy::default())
+    }
+
+    #[tokio::test]
+    async fn lower_classes_leave_memory_free_but_keep_what_they_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let mib = |count: u64| count << 20;
+        let reserve = MemoryReserve { percent: 50, allocatable: mib(1000) };
+        let cgroups = cgroups(dir.path(), "memory").reserving(Some(reserve));
+        let file =
+            |class: &str, name: &str| dir.path().join("memory/kubepods").join(class).join(name);
+        for class in ["burstable", "besteffort"] {
+            std::fs::create_dir_all(file(class, "")).unwrap();
+            std::fs::write(file(class, "memory.limit_in_bytes"), "").unwrap();
+        }
+        let limits = || {
+            ["burstable", "besteffort"].map(|class| {
+                let text = std::fs::read_to_string(file(class, "memory.limit_in_bytes")).unwrap();
+                text.parse::<u64>().unwrap()
+            })
+        };
+        let sized = |name: &str, resources: serde_json::Value| {
+            let resources = serde_json::json!({ "resources": resources });
+            pod(name).container_with("app", resources).build()
+        };
+        let all = serde_json::json!({ "cpu": "1", "memory": "200Mi" });
+        let guaranteed = sized("a", serde_json::json!({ "requests": all, "limits": all }));
+        let burstable = sized("b", serde_json::json!({ "requests": { "memory": "100Mi" } }));
+        for pod in [&guaranteed, &burstable] {
+            cgroups.count(pod, cgroups.pod_cgroup(pod).unwrap());
+        }
+        cgroups.refresh_classes(Refresh::IfChanged).await.unwrap();
+        assert_eq!(limits(), [mib(900), mib(850)]);
+
+        std::fs::write(file("besteffort", "memory.usage_in_bytes"), mib(870).to_string()).unwrap();
+        cgroups.refresh_classes(Refresh::Anyway).await.unwrap();
+        assert_eq!(limits(), [mib(900), mib(870)], "a lower limit would kill");
+        cgroups.pods.lock().remove(&guaranteed.uid);
+        cgroups.refresh_classes(Refresh::IfChanged).await.unwrap();
+        assert_eq!(limits(), [mib(1000), mib(950)]);
     }
 
     #[tokio::test]
@@ -387,7 +479,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             // A hierarchy without a file for the weight: what would be written is compared.
             let cgroups = cgroups(dir.path(), "cpuacct");
-            let weight = async || cgroups.burstable.lock().await.as_ref().unwrap().cpu_shares;
+            let weight = async || cgroups.classes.lock().await.as_ref().unwrap()[0].cpu_shares;
             let requesting = |number: u64, cpu: &str| {
                 let fields = serde_json::json!({ "resources": { "requests": { "cpu": cpu } } });
                 pod(&format!("p{number}")).container_with("c", fields).build()

@@ -7,7 +7,7 @@ use anyhow::Context;
 use k8s_openapi::api::core::v1;
 use podwright_api::qos::{CPU, ResourceList};
 use podwright_api::quantity::Quantity;
-use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, Reserved as Extent};
+use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, MemoryReserve, Reserved as Extent};
 use podwright_core::node_status::resources::Threshold;
 use podwright_core::node_status::{Reservations, Settings};
 use podwright_host::machine;
@@ -16,7 +16,7 @@ use podwright_node::resources::cgroups::Reserved;
 
 use crate::config::KubeletSettings;
 use crate::config::gates::FeatureGates;
-use crate::config::kubelet::{Enforcement, KubeletConfiguration};
+use crate::config::kubelet::{Enforcement, KubeletConfiguration, percentage};
 use crate::config::options::CloudProvider;
 
 /// Kubelet version in the Node object: upstream's release and this program's version.
@@ -113,6 +113,18 @@ pub(super) fn limits_of_pods(
     let enforced = configuration.enforce_node_allocatable.contains(&Enforcement::Pods);
     let left = if enforced { &reservations.enforced(whole) } else { whole };
     CgroupConfig::for_all_pods(left, Some(cpus))
+}
+
+/// Memory that lower QoS classes leave free; `None` unless it is configured and its gate is on.
+pub(super) fn memory_reserve(
+    settings: &KubeletSettings,
+    reservations: &Reservations,
+    whole: &ResourceList,
+) -> Option<MemoryReserve> {
+    let percent = settings.configuration.qos_reserved.get("memory")?;
+    let percent = percentage(percent).filter(|_| settings.gates.enabled("QOSReserved"))?;
+    let memory = reservations.enforced(whole).get("memory")?.unsigned_value();
+    Some(MemoryReserve { percent, allocatable: memory })
 }
 
 /// Cgroups whose reservations are enforced.

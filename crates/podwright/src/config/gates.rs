@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn gate_is_reported_if_its_value_is_not_followed() {
         for (settings, want) in [
-            (&[("MemoryQoS", true)][..], &["MemoryQoS"][..]),
+            (&[("PodsAPI", true)][..], &["PodsAPI"][..]),
             (&[("MemoryQoS", false)], &[]),
             // Both values work.
             (&[("KubeletCrashLoopBackOffMax", false), ("ContainerStopSignals", true)], &[]),
@@ -217,10 +217,10 @@ mod tests {
     #[test]
     fn stage_switches_report_the_gates_that_they_change() {
         let alpha = gates(&[("AllAlpha", true)]).0.without_effect();
-        assert!(alpha.contains(&"MemoryQoS") && alpha.contains(&"PodsAPI"), "{alpha:?}");
+        assert!(alpha.contains(&"PodsAPI") && !alpha.contains(&"MemoryQoS"), "{alpha:?}");
         assert!(!alpha.contains(&"ContainerStopSignals"), "{alpha:?}");
-        let set = gates(&[("AllAlpha", true), ("MemoryQoS", false)]).0;
-        assert!(!set.without_effect().contains(&"MemoryQoS"));
+        let set = gates(&[("AllAlpha", true), ("PodsAPI", false)]).0;
+        assert!(!set.without_effect().contains(&"PodsAPI"));
         let beta = gates(&[("AllBeta", false)]).0.without_effect();
         assert!(beta.contains(&"PLEGOnDemandRelist") && beta.contains(&"AtomicFIFO"), "{beta:?}");
         assert!(!beta.contains(&"PodLevelResources"), "{beta:?}");

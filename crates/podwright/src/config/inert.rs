@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect, including everything below them.
-pub const INERT: [&str; 40] = [
+pub const INERT: [&str; 38] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -32,10 +32,8 @@ pub const INERT: [&str; 40] = [
     "shutdownGracePeriod",
     "shutdownGracePeriodByPodPriority",
     "shutdownGracePeriodCriticalPods",
-    // Alpha upstream: memory QoS and reservations per QoS class.
+    // Alpha upstream: memory protected for pods.
     "memoryReservationPolicy",
-    "memoryThrottlingFactor",
-    "qosReserved",
     // Pods always have their own cgroups, and ephemeral storage is always accounted for.
     "cgroupsPerQOS",
     "localStorageCapacityIsolation",

@@ -26,7 +26,7 @@ pub use defaults::{EVICTION_HARD, ZERO_IS_UNSET};
 pub use logging::{FormatOptions, LogFormat, Logging, OutputRouting, Tracing, VerbosityOverride};
 pub use memory::{
     MemoryReservation, MemoryReservationPolicy, MemorySwap, QuantityText, SwapBehavior,
-    UserNamespaces,
+    UserNamespaces, percentage,
 };
 pub use policy::{
     CgroupDriver, ChangeDetection, CpuManagerPolicy, CrashLoopBackOff, Enforcement, HairpinMode,

@@ -210,3 +210,49 @@ fn invalid_quantity_is_an_error() {
     let got = of_container(&pod, &pod.containers[0], &sample::facts(), &Placement::default());
     assert!(got.unwrap_err().to_string().contains("container \"c\""));
 }
+
+// The reference, row 51.
+#[test]
+fn memory_is_throttled_on_the_way_from_the_request_to_the_limit() {
+    const HIGH: &str = "memory.high";
+    let qos = MemoryQos { factor: 900_000, allocatable: 10 << 30, page: 4096 };
+    let throttled = |pod: &Pod, qos: MemoryQos, cgroups: CgroupVersion| {
+        let facts = machine(|machine| {
+            machine.memory_qos = Some(qos);
+            machine.cgroups = cgroups;
+        });
+        linux(pod, &facts).unified
+    };
+    let (v1, v2) = (CgroupVersion::V1, CgroupVersion::V2);
+    let sized = |request: &str, limit: &str| {
+        limited(&json!({ "requests": { "memory": request }, "limits": { "memory": limit } }))
+    };
+    let unlimited = limited(&json!({ "requests": { "memory": "1Gi" } }));
+    let nine_and_one_tenth = ((1u64 << 30) + (9u64 << 30) / 10 * 9) / 4096 * 4096;
+    for (case, pod, factor, want) in [
+        ("between them", sized("128Mi", "256Mi"), 900_000, Some("255012864".to_owned())),
+        ("the limit itself", sized("128Mi", "256Mi"), 1_000_000, Some((256 << 20).to_string())),
+        ("less than a page above", sized("4096", "8191"), 900_000, None),
+        ("no limit", unlimited, 900_000, Some(nine_and_one_tenth.to_string())),
+        (
+            "guaranteed",
+            limited(&json!({
+                "requests": { "cpu": "1", "memory": "1Gi" }, "limits": { "cpu": "1", "memory": "1Gi" }
+            })),
+            900_000,
+            None,
+        ),
+        ("best effort", limited(&json!({})), 900_000, None),
+        ("no memory requested", limited(&json!({ "requests": { "cpu": "1" } })), 900_000, None),
+    ] {
+        let found = throttled(&pod, MemoryQos { factor, ..qos }, v2);
+        assert_eq!(found.get(HIGH), want.as_ref(), "{case}");
+        assert_eq!(found.get("memory.min").map(String::as_str), Some("0"), "{case}");
+        assert_eq!(found.get("memory.low").map(String::as_str), Some("0"), "{case}");
+    }
+    let pod = sized("128Mi", "256Mi");
+    assert_eq!(throttled(&pod, qos, v1).get(HIGH), None);
+    assert_eq!(linux(&pod, &sample::facts()).unified.get(HIGH), None, "the gate is off");
+    let (_, overhead) = of_sandbox(&pod, &machine(|m| m.memory_qos = Some(qos)), false).unwrap();
+    assert_eq!(overhead.unified.get(HIGH), None, "never on the pod");
+}

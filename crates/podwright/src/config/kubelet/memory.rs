@@ -42,6 +42,13 @@ pub struct UserNamespaces {
     pub ids_per_pod: Option<i64>,
 }
 
+/// `50%`: whole per cent, from 0 to 100.
+pub fn percentage(text: &str) -> Option<u32> {
+    let number = text.strip_suffix('%')?;
+    let has_digits = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
+    number.parse().ok().filter(|percent| has_digits && *percent <= 100)
+}
+
 /// A quantity in its original notation; a plain number is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]

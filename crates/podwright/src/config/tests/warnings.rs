@@ -69,10 +69,10 @@ fn options_without_effect_are_listed() {
 fn feature_gates_without_effect_are_listed_in_one_warning() {
     assert_eq!(
         warnings(
-            &format!("{QUIET}featureGates: {{EnvFiles: false, MemoryQoS: true, NodeSwap: true}}"),
+            &format!("{QUIET}featureGates: {{EnvFiles: false, PodsAPI: true, NodeSwap: true}}"),
             ""
         ),
-        ["feature gates accepted, but without effect: MemoryQoS"]
+        ["feature gates accepted, but without effect: PodsAPI"]
     );
 }
 

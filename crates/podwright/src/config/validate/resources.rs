@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use podwright_api::quantity::Quantity;
 
 use super::super::field::FieldPath;
-use super::super::kubelet::{Enforcement, MemoryReservationPolicy};
+use super::super::kubelet::{Enforcement, MemoryReservationPolicy, percentage};
 use super::Validator;
 
 /// Resources that can be reserved.
@@ -19,6 +19,7 @@ pub(super) fn examine(validator: &mut Validator<'_>) {
     reserved_cpus(validator);
     numa_memory(validator);
     cgroups(validator);
+    reserved_for_classes(validator);
     user_ids(validator);
     validator.require(
         c.memory_reservation_policy == MemoryReservationPolicy::None
@@ -160,6 +161,23 @@ fn cgroups(validator: &mut Validator<'_>) {
             &field,
             "is not within kubeReservedCgroup, so what the agent uses is not reserved",
         );
+    }
+}
+
+fn reserved_for_classes(validator: &mut Validator<'_>) {
+    let c = validator.configuration;
+    let list = FieldPath::of("qosReserved");
+    for (resource, percent) in &c.qos_reserved {
+        let field = list.key(resource);
+        if resource != "memory" {
+            validator.refuse(&field, "cannot be reserved for QoS classes; memory can");
+        }
+        if percentage(percent).is_none() {
+            validator.refuse(&field, "must be a percentage from 0% to 100%, such as 50%");
+        }
+    }
+    if !c.qos_reserved.is_empty() && !validator.gates.enabled("QOSReserved") {
+        validator.warn(&list, "has no effect without the feature gate QOSReserved");
     }
 }
 
