@@ -16,6 +16,7 @@ pub mod machine;
 pub mod mounts;
 pub mod process;
 pub mod self_usage;
+pub mod swap;
 pub mod sysctl;
 pub mod threads;
 pub mod trusted_path;

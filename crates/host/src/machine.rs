@@ -101,6 +101,13 @@ impl Machine {
         })
     }
 
+    /// Bytes of swap in use; zero on a machine without swap.
+    pub fn swap_in_use(&self) -> Result<u64> {
+        let meminfo = self.read("proc/meminfo")?;
+        let of = |key| kilobytes(&meminfo, key).unwrap_or(0);
+        Ok(of("SwapTotal:").saturating_sub(of("SwapFree:")))
+    }
+
     fn hugepages(&self) -> Result<BTreeMap<u64, u64>> {
         let mut pages = BTreeMap::new();
         for size in hugepage_sizes(&self.root)? {

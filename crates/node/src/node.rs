@@ -46,6 +46,9 @@ use crate::telemetry::metrics::RequestMetrics;
 use crate::telemetry::stats::StatsDependencies;
 use tasks::Tasks;
 
+/// Reason of the Event for memory-backed volumes that may be swapped.
+const VOLUMES_ON_DISK: &str = "PossibleMemoryBackedVolumesOnDisk";
+
 /// Configuration of the node.
 pub struct Config {
     pub node_name: Arc<str>,
@@ -93,6 +96,8 @@ pub struct Config {
     /// `makeIPTablesUtilChains`: directories of the packet filter programs. `None`: no chains are
     /// created.
     pub packet_filter: Option<Vec<PathBuf>>,
+    /// Swap is on, and the kernel cannot keep memory-backed volumes out of it.
+    pub swaps_volumes: bool,
     /// The kernel's log, for events about kills of the machine; `None`: it is not read.
     pub kernel_log: Option<PathBuf>,
 }
@@ -196,6 +201,12 @@ impl Node {
             build::reporting(&pod_index, volumes, clock, metrics, version.runtime_name);
         let events = reporting.events.clone();
         events.node(&node_name, Severity::Normal, "Starting", "Starting kubelet.".into());
+        if config.swaps_volumes {
+            let message = "swap is on and this kernel has no tmpfs without it: volumes in memory, \
+                           such as secrets, may be written to disk. Fix: turn swap off, or boot \
+                           Linux 6.4 or later";
+            events.node(&node_name, Severity::Warning, VOLUMES_ON_DISK, message.into());
+        }
         let limits = build::node_limits(&config, &resources.cgroups, &events).await?;
         let admission =
             build::admission(&config, identity.clone(), own_node, runtime_state.clone())?;

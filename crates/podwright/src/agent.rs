@@ -31,6 +31,7 @@ use podwright_host::files::Root;
 use podwright_host::kernel_log::KERNEL_LOG;
 use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
+use podwright_host::swap;
 use podwright_host::trusted_path;
 use podwright_node::client::proxy::Proxy;
 use podwright_node::client::system_roots;
@@ -316,6 +317,7 @@ async fn config(
             && !agent_options.standalone
             && configuration.make_iptables_util_chains)
             .then(|| trusted_path::PROGRAM_DIRECTORIES.map(PathBuf::from).to_vec()),
+        swaps_volumes: swaps_volumes(),
         kernel_log: Some(PathBuf::from(KERNEL_LOG)),
     })
 }
@@ -347,6 +349,19 @@ async fn join_own_group(configuration: &KubeletConfiguration, cgroups: &Cgroups)
     if let Err(error) = cgroups.join(path, std::process::id()).await {
         let error = format!("{:#}", anyhow::Error::new(error));
         tracing::warn!(error, path, "cannot move the agent to the cgroup of kubeletCgroups");
+    }
+}
+
+/// Whether secrets in memory may be written to a swap device. What cannot be found out counts as
+/// yes.
+fn swaps_volumes() -> bool {
+    let unknown = |error: std::io::Error| {
+        tracing::warn!(%error, "cannot tell whether memory-backed volumes may be swapped");
+    };
+    match swap::is_on(Path::new("/proc")).map_err(unknown) {
+        Ok(false) => false,
+        Ok(true) => !swap::tmpfs_has_noswap().map_err(unknown).unwrap_or(false),
+        Err(()) => true,
     }
 }
 

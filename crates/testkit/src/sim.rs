@@ -349,6 +349,7 @@ impl Sim {
             presence: None,
             pod_ranges: String::new(),
             packet_filter: None,
+            swaps_volumes: false,
             kernel_log: None,
         }
     }

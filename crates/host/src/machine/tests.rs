@@ -242,3 +242,21 @@ fn machine_without_global_address_on_its_links_is_reached_by_that_of_its_loopbac
     ];
     assert_eq!(node_addresses(&routes, &addresses), [ip("198.51.100.7")]);
 }
+
+#[test]
+fn swap_in_use_is_what_is_not_free() {
+    let root = tempfile::tempdir().unwrap();
+    let machine = Machine::at(root.path());
+    machine.swap_in_use().unwrap_err();
+    std::fs::create_dir(root.path().join("proc")).unwrap();
+    for (text, want) in [
+        ("MemTotal: 9 kB\n", 0),
+        ("SwapTotal:      1024 kB\nSwapFree:        1000 kB\n", 24 << 10),
+        ("SwapTotal:      1024 kB\n", 1 << 20),
+        ("SwapTotal:      10 kB\nSwapFree:        1000 kB\n", 0),
+        ("SwapTotal:      18446744073709551615 kB\nSwapFree: x\n", 0),
+    ] {
+        std::fs::write(root.path().join("proc/meminfo"), text).unwrap();
+        assert_eq!(machine.swap_in_use().unwrap(), want, "{text}");
+    }
+}

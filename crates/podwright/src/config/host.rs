@@ -43,7 +43,7 @@ impl Host {
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             current_dir: std::env::current_dir()?,
             cgroups: CgroupVersion::at(Path::new("/sys/fs/cgroup")),
-            swap: active_swap(Path::new("/proc/swaps")),
+            swap: active_swap(Path::new("/proc/swaps"))?,
             kernel: other_kernel_settings(Path::new("/proc/sys")),
             stays_down: stays_down(Path::new("/proc/sys")),
         })
@@ -58,13 +58,14 @@ impl CgroupVersion {
 }
 
 /// The active swap devices in the kernel's list; a missing list means a kernel without swap.
-pub fn active_swap(list: &Path) -> Vec<String> {
-    let text = fs::read_to_string(list).unwrap_or_default();
-    text.lines()
-        .skip(1)
-        .filter_map(|line| line.split_whitespace().next())
-        .map(str::to_owned)
-        .collect()
+pub fn active_swap(list: &Path) -> io::Result<Vec<String>> {
+    let text = match fs::read(list) {
+        Ok(text) => String::from_utf8_lossy(&text).into_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(error),
+    };
+    let devices = text.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    Ok(devices.map(str::to_owned).collect())
 }
 
 /// The kernel settings below a directory that differ from [`KERNEL`].
@@ -140,11 +141,12 @@ mod tests {
     fn swap_devices_are_read_below_the_heading() {
         let directory = tempfile::tempdir().unwrap();
         let list = directory.path().join("swaps");
-        assert_eq!(active_swap(&list), Vec::<String>::new());
+        assert_eq!(active_swap(&list).unwrap(), [""; 0]);
         fs::write(&list, "Filename\tType\tSize\tUsed\tPriority\n").unwrap();
-        assert_eq!(active_swap(&list), Vec::<String>::new());
+        assert_eq!(active_swap(&list).unwrap(), [""; 0]);
         fs::write(&list, "Filename Type Size\n/dev/sda2 partition 1\n/swap.img file 2\n").unwrap();
-        assert_eq!(active_swap(&list), ["/dev/sda2", "/swap.img"]);
+        assert_eq!(active_swap(&list).unwrap(), ["/dev/sda2", "/swap.img"]);
+        active_swap(directory.path()).unwrap_err();
     }
 
     #[test]

@@ -73,6 +73,9 @@ impl Stats {
         let root_dir = &self.dependencies.node.root_dir;
         let fs = machine::disk(root_dir).ok();
         let node = &snapshot.node;
+        // The root group of cgroup v2 does not count swap.
+        let counted = node.usage.memory.as_ref().and_then(|memory| memory.swap);
+        let swapped = counted.or_else(|| self.machine.swap_in_use().ok());
         let started = self.machine.boot_time().unwrap_or(self.dependencies.node.agent_started);
         let daemons = snapshot.daemons.iter();
         let daemons = daemons.map(|(daemon, started, group)| (daemon.as_str(), *started, group));
@@ -92,7 +95,7 @@ impl Stats {
                 image_fs: layers.image_fs,
             }),
             rlimit,
-            swap: swap_stats(node, swap),
+            swap: swapped.map(|used| swap_use(node, used, swap)),
         }
     }
 
@@ -248,12 +251,15 @@ fn io(group: &CgroupUsage) -> IoStats {
 
 fn swap_stats(group: &CgroupUsage, total: Option<u64>) -> Option<SwapStats> {
     let memory = group.usage.memory.as_ref()?;
-    let used = memory.swap.unwrap_or_default();
-    Some(SwapStats {
+    Some(swap_use(group, memory.swap.unwrap_or_default(), total))
+}
+
+fn swap_use(group: &CgroupUsage, used: u64, total: Option<u64>) -> SwapStats {
+    SwapStats {
         time: Moment(group.at),
         swap_available_bytes: total.map(|total| total.saturating_sub(used)),
         swap_usage_bytes: Some(used),
-    })
+    }
 }
 
 /// Zero if the kernel does not support PSI.

@@ -62,7 +62,13 @@ fn nearest_existing(machine: &dyn Machine, directory: &Path) -> PathBuf {
 }
 
 fn swap(machine: &dyn Machine, plan: &Plan) -> Finding {
-    let active = active_swap(&machine.at("/proc/swaps"));
+    let active = match active_swap(&machine.at("/proc/swaps")) {
+        Ok(active) => active,
+        Err(error) => {
+            let message = format!("cannot tell whether it is on: /proc/swaps: {error}");
+            return Finding::warning(SWAP, message, "mount /proc");
+        }
+    };
     if active.is_empty() {
         return Finding::ok(SWAP, "off");
     }
