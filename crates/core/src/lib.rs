@@ -14,6 +14,7 @@
 //! - in which order and with which grace period it is stopped: [`plan::kill`], [`lifecycle`]
 //! - which pod's start or image pull goes next: [`start_order`]
 //! - when a runtime that the agent started is started again: [`supervision`]
+//! - in which order pods end when the machine shuts down: [`shutdown`]
 //! - phase, conditions and container statuses: [`status::phase`], [`status::conditions`],
 //!   [`status::container`]
 //! - which pods are valid, and what rules the API has apart from the agent: the crate
@@ -45,6 +46,7 @@ pub mod pod;
 pub mod probe;
 pub mod random;
 pub mod resize;
+pub mod shutdown;
 pub mod start_order;
 pub mod stats;
 pub mod status;

@@ -255,6 +255,14 @@ impl Cgroups {
         .await
     }
 
+    /// Kills all processes in the group and below; the group stays.
+    pub async fn kill(&self, name: &CgroupName) -> Result<()> {
+        if name.is_root() {
+            return Err(CgroupError::Root);
+        }
+        self.blocking(name, |inner, path| inner.kill(path)).await
+    }
+
     /// Every pod that has a group in any hierarchy. The caller destroys those of pods that no
     /// longer exist.
     pub async fn pods(&self, pods: &PodTree) -> Result<Vec<(PodUid, CgroupName)>> {

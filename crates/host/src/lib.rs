@@ -12,6 +12,7 @@ pub mod detach;
 pub mod disk_usage;
 pub mod files;
 pub mod kernel_log;
+pub mod login;
 pub mod machine;
 pub mod mounts;
 pub mod process;

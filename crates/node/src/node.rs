@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::request_rate::RequestRate;
 use crate::pods::mirrors::Mirrors;
+use crate::pods::shutdown::ShutdownSettings;
 use crate::pods::{self, EndError, PodIndex};
 use crate::report::events::{EventLimiter, Recorder, Severity};
 use crate::report::heartbeat::Timing;
@@ -96,6 +97,8 @@ pub struct Config {
     /// `makeIPTablesUtilChains`: directories of the packet filter programs. `None`: no chains are
     /// created.
     pub packet_filter: Option<Vec<PathBuf>>,
+    /// `None`: pods are not ended before the machine shuts down.
+    pub shutdown: Option<ShutdownSettings>,
     /// Swap is on, and the kernel cannot keep memory-backed volumes out of it.
     pub swaps_volumes: bool,
     /// The kernel's log, for events about kills of the machine; `None`: it is not read.
@@ -189,6 +192,7 @@ impl Node {
         let pod_index = Arc::<PodIndex>::default();
         let (state, runtime_state) = watch::channel(NodeState::default());
         let (shown, own_node) = watch::channel(OwnNode::default());
+        let (shutdown_state, shutting_down) = watch::channel(false);
 
         let settings =
             build::worker_settings(&config, version.runtime_name.clone(), clock.now().wall);
@@ -208,8 +212,13 @@ impl Node {
             events.node(&node_name, Severity::Warning, VOLUMES_ON_DISK, message.into());
         }
         let limits = build::node_limits(&config, &resources.cgroups, &events).await?;
-        let admission =
-            build::admission(&config, identity.clone(), own_node, runtime_state.clone())?;
+        let admission = build::admission(
+            &config,
+            identity.clone(),
+            own_node,
+            runtime_state.clone(),
+            shutting_down.clone(),
+        )?;
         let objects = &resources.objects;
         let images = build::images(&config, &runtime, objects, &reporting, api.clone()).await?;
         let gc = build::gc(&config, &pod_index, &runtime, &reporting, &images);
@@ -219,7 +228,7 @@ impl Node {
             shown.subscribe(),
             config.facts.host_ips.clone(),
         );
-        let states = build::NodeStates { runtime: runtime_state.clone(), addresses };
+        let states = build::NodeStates { runtime: runtime_state.clone(), shutting_down, addresses };
         let worker =
             build::worker(&config, settings, &runtime, resources, reporting, images, states);
         let (resources, reporting) = (&worker.resources, &worker.reporting);
@@ -266,6 +275,15 @@ impl Node {
             let (pod_index, node_name) = (pod_index.clone(), node_name.clone());
             let mirrors = Mirrors { client, pod_index, node_name };
             tasks.report_pods(mirrors, &reporting.status, urgent, rate);
+        }
+        if let Some(settings) = config.shutdown {
+            tasks.delay_shutdowns(build::shutdown(
+                settings,
+                &node_name,
+                &pod_index,
+                &worker,
+                shutdown_state,
+            ));
         }
         if let Some(log) = config.kernel_log {
             tasks.report_oom_kills(log, &events, &node_name);

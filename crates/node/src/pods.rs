@@ -16,6 +16,7 @@ pub(crate) mod pod_changes;
 pub mod pod_handle;
 mod pod_index;
 mod resizes;
+pub mod shutdown;
 mod stopping;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

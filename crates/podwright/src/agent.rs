@@ -6,6 +6,7 @@ mod identity;
 mod images;
 mod machine;
 mod runtime;
+mod shutdown;
 mod users;
 
 use std::net::{IpAddr, SocketAddr};
@@ -317,6 +318,7 @@ async fn config(
             && !agent_options.standalone
             && configuration.make_iptables_util_chains)
             .then(|| trusted_path::PROGRAM_DIRECTORIES.map(PathBuf::from).to_vec()),
+        shutdown: shutdown::settings(configuration, &settings.gates),
         swaps_volumes: swaps_volumes(),
         kernel_log: Some(PathBuf::from(KERNEL_LOG)),
     })

@@ -53,6 +53,7 @@ use podwright_core::image::access::Verification;
 use podwright_core::log::RotationPolicy;
 use podwright_core::node_status::{self, MachineResources};
 use podwright_core::pod::features::PodFeatures;
+use podwright_core::shutdown::ShutdownGroups;
 use podwright_core::throttle::RequestLimit;
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
@@ -61,10 +62,12 @@ use podwright_host::change::guard;
 use podwright_host::clock::Clock;
 use podwright_node::client::request_timeout::with_request_timeout;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
+use podwright_node::pods::shutdown::{Announcements, ShutdownSettings};
 use podwright_node::report::heartbeat::Timing;
 use podwright_node::resources::cgroups::node_limits::ProcessGroups;
 use podwright_node::runtime::{gc, images};
 use serde_json::Value;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -96,6 +99,8 @@ pub struct Options {
     pub chores: bool,
     /// Limit of requests to the API server.
     pub request_limit: RequestLimit,
+    /// `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`, in seconds.
+    pub shutdown: Option<(u64, u64)>,
 }
 
 impl Default for Options {
@@ -103,7 +108,8 @@ impl Default for Options {
         let features = Features::containerd_1_6();
         let (gates, request_limit) = (PodFeatures::DEFAULT, RequestLimit::NONE);
         let (api, max_pods, cpus, chores) = (true, 110, 4, false);
-        Self { seed: 0, features, gates, api, max_pods, cpus, chores, request_limit }
+        let (seed, shutdown) = (0, None);
+        Self { seed, features, gates, api, max_pods, cpus, chores, request_limit, shutdown }
     }
 }
 
@@ -116,6 +122,8 @@ pub struct Sim {
     pub environment: Environment,
     pub record: Record,
     user: kube::Client,
+    /// Whether the machine shuts down.
+    announced: watch::Sender<bool>,
     agent: Option<Agent>,
     began: Instant,
     panics: u64,
@@ -166,7 +174,21 @@ impl Sim {
         let user = api.users_client();
         let record = Record::start(user.clone());
         let panics = count_panics();
-        Self { options, fake, api, clock, environment, record, user, agent: None, began, panics }
+        let announced = watch::Sender::new(false);
+        let agent = None;
+        Self {
+            options,
+            fake,
+            api,
+            clock,
+            environment,
+            record,
+            user,
+            announced,
+            agent,
+            began,
+            panics,
+        }
     }
 
     /// A simulation with a running agent.
@@ -222,7 +244,12 @@ impl Sim {
                 lease: MINUTE * 2 / 3,
                 random: || 0.5,
             },
-            amounts: MachineResources { cpus: 4, memory: 8 << 30, ..MachineResources::default() },
+            amounts: MachineResources {
+                cpus: 4,
+                memory: 8 << 30,
+                storage: Some(100 << 30),
+                ..MachineResources::default()
+            },
         });
         let config = Config { presence, ..self.config() };
         match Node::start(config, dependencies, version, end.clone()).await {
@@ -255,9 +282,15 @@ impl Sim {
         self.start().await;
     }
 
+    /// Announces a shutdown of the machine, or that it was cancelled.
+    pub fn announce_shutdown(&self, active: bool) {
+        self.announced.send_replace(active);
+    }
+
     /// Reboots the machine: no process and no cgroup survives.
     pub async fn reboot(&mut self) {
         self.crash().await;
+        self.announce_shutdown(false);
         self.fake.reboot();
         self.environment.lose_cgroups();
         self.start().await;
@@ -349,9 +382,20 @@ impl Sim {
             presence: None,
             pod_ranges: String::new(),
             packet_filter: None,
+            shutdown: self.shutdown(),
             swaps_volumes: false,
             kernel_log: None,
         }
+    }
+
+    fn shutdown(&self) -> Option<ShutdownSettings> {
+        let (whole, critical) = self.options.shutdown?;
+        let (whole, critical) = (Duration::from_secs(whole), Duration::from_secs(critical));
+        Some(ShutdownSettings {
+            groups: ShutdownGroups::with_critical(whole, critical)?,
+            records: true,
+            announcements: Announcements::Simulated(self.announced.subscribe()),
+        })
     }
 
     fn facts(&self, ip: IpAddr) -> NodeFacts {

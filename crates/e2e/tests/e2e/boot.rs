@@ -2,5 +2,6 @@
 //! the module name makes these start early.
 
 mod install;
+mod shutdown;
 mod units;
 mod vm;

@@ -539,3 +539,18 @@ async fn process_of_a_service_in_another_hierarchy_is_not_moved() {
         assert_eq!(fixture.read(&format!("{hierarchy}/system/cgroup.procs")), "10");
     }
 }
+
+#[tokio::test]
+async fn group_is_killed_and_stays() {
+    let fixture = Fixture::v2("cpu memory\n");
+    let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    fixture.file("kubepods/pod1/cgroup.procs", &format!("{}\n", child.id()));
+    let cgroups = fixture.open(Owner::Us);
+    let reaped = std::thread::spawn(move || child.wait().unwrap());
+    // The file still lists the process afterwards, unlike the kernel's.
+    cgroups.kill(&name("/kubepods/pod1")).await.unwrap_err();
+    use std::os::unix::process::ExitStatusExt as _;
+    assert_eq!(reaped.join().unwrap().signal(), Some(9));
+    assert!(fixture.path().join("kubepods/pod1").exists());
+    assert!(matches!(cgroups.kill(&CgroupName::ROOT).await, Err(CgroupError::Root)));
+}

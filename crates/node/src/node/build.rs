@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 use super::{Config, Presence, StartError};
 use crate::pods::admission::{self, Admission, AdmissionSettings};
 use crate::pods::allocations::Allocations;
+use crate::pods::shutdown::{ShutdownDependencies, ShutdownManager, ShutdownSettings};
 use crate::pods::{NodeCapacity, PodIndex, PodManagerDependencies};
 use crate::report::Reporting;
 use crate::report::events::{Occurrence, Recorder};
@@ -141,6 +142,7 @@ pub(super) fn admission(
     identity: Arc<Settings>,
     own_node: watch::Receiver<OwnNode>,
     state: watch::Receiver<NodeState>,
+    shutting_down: watch::Receiver<bool>,
 ) -> Result<Arc<Admission>, StartError> {
     let settings = AdmissionSettings {
         identity,
@@ -152,7 +154,7 @@ pub(super) fn admission(
     let root = Root::create(&config.root_dir, ROOT_DIR_MODE)?;
     let checkpoint = Checkpoint::new(root, admission::FILE, admission::VERSION);
     let checkpoint = IncrementalCheckpoint::new(checkpoint)?;
-    Ok(Arc::new(Admission::new(settings, checkpoint, own_node, state)))
+    Ok(Arc::new(Admission::new(settings, checkpoint, own_node, state, shutting_down)))
 }
 
 /// The image manager, after it completed the records of interrupted pulls.
@@ -195,6 +197,7 @@ pub(super) fn worker_settings(
 /// What changes while the node runs.
 pub(super) struct NodeStates {
     pub(super) runtime: watch::Receiver<NodeState>,
+    pub(super) shutting_down: watch::Receiver<bool>,
     pub(super) addresses: watch::Receiver<NodeAddresses>,
 }
 
@@ -217,6 +220,7 @@ pub(super) fn worker(
         starts: StartLimiter::new(config.parallel_starts),
         facts: Arc::new(config.facts.clone()),
         node: states.runtime,
+        shutting_down: states.shutting_down,
         addresses: states.addresses,
         settings,
     })
@@ -229,6 +233,26 @@ pub(super) fn adoption(
     worker: &Arc<WorkerContext>,
 ) -> Result<Adoption, StartError> {
     Ok(Adoption::open(worker.clone(), Root::create(root_dir, ROOT_DIR_MODE)?))
+}
+
+/// Graceful node shutdown.
+pub(super) fn shutdown(
+    settings: ShutdownSettings,
+    node_name: &Arc<str>,
+    pod_index: &Arc<PodIndex>,
+    worker: &WorkerContext,
+    state: watch::Sender<bool>,
+) -> ShutdownManager {
+    let dependencies = ShutdownDependencies {
+        node_name: node_name.clone(),
+        root_dir: Path::new(&worker.facts.root_dir).to_owned(),
+        pod_index: pod_index.clone(),
+        cgroups: worker.resources.cgroups.clone(),
+        reporting: worker.reporting.clone(),
+        clock: worker.clock.clone(),
+        state,
+    };
+    ShutdownManager::new(settings, dependencies)
 }
 
 pub(super) fn pods(
@@ -286,7 +310,8 @@ pub(super) fn node_object(
         runtime.pleg.clone(),
         state.clone(),
         clock.clone(),
-    );
+    )
+    .following_shutdown(worker.shutting_down.clone());
     let events = worker.reporting.events.clone();
     let heartbeat = Heartbeat {
         client,
@@ -296,6 +321,7 @@ pub(super) fn node_object(
         timing,
         look,
         state,
+        shutting_down: worker.shutting_down.clone(),
         shown,
         events,
         clock,

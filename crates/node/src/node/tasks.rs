@@ -15,6 +15,7 @@ use crate::client::request_rate::RequestRate;
 use crate::error_chain::chain;
 use crate::pods::admission::Admission;
 use crate::pods::mirrors::Mirrors;
+use crate::pods::shutdown::ShutdownManager;
 use crate::pods::{Delivery, PodIndex, PodManager, PodManagerDependencies};
 use crate::report::events::{self, EventLimiter, Occurrence, Recorder};
 use crate::report::heartbeat::host_addresses::HostAddresses;
@@ -225,6 +226,10 @@ impl Tasks {
         self.spawn(async move {
             stop.run_until_cancelled(following).await;
         });
+    }
+
+    pub(super) fn delay_shutdowns(&self, manager: ShutdownManager) {
+        self.spawn(manager.run(self.stop.clone()));
     }
 
     pub(super) fn manage_pods(

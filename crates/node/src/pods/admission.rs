@@ -92,6 +92,7 @@ pub struct Admission {
     settings: AdmissionSettings,
     own_node: watch::Receiver<OwnNode>,
     state: watch::Receiver<NodeState>,
+    shutting_down: watch::Receiver<bool>,
     decided: Mutex<Decisions>,
     /// Pods whose decision on disk is missing or outdated.
     unsaved: Mutex<BTreeSet<PodUid>>,
@@ -107,6 +108,7 @@ impl Admission {
         checkpoint: IncrementalCheckpoint,
         own_node: watch::Receiver<OwnNode>,
         state: watch::Receiver<NodeState>,
+        shutting_down: watch::Receiver<bool>,
     ) -> Self {
         let decided = match checkpoint.load(Decisions::apply) {
             Ok(decided) => decided.unwrap_or_default(),
@@ -125,7 +127,7 @@ impl Admission {
         };
         let decided = Mutex::new(decided);
         let (unsaved, changed) = (Mutex::default(), Notify::new());
-        Self { settings, own_node, state, decided, unsaved, checkpoint, changed }
+        Self { settings, own_node, state, shutting_down, decided, unsaved, checkpoint, changed }
     }
 
     /// Notified when the Node object changes.
@@ -262,7 +264,7 @@ impl Admission {
             apparmor: *apparmor,
             strict_groups: features.is_some_and(|features| features.supplemental_groups_policy),
             pressure: Pressure::default(),
-            shutting_down: false,
+            shutting_down: *self.shutting_down.borrow(),
         }
     }
 }
@@ -296,9 +298,10 @@ mod tests {
     fn admission(directory: &TempDir, joined: bool) -> (Arc<Admission>, watch::Sender<OwnNode>) {
         let (shown, node) = watch::channel(OwnNode::default());
         let (_, state) = watch::channel(NodeState::default());
+        let (_, shutting_down) = watch::channel(false);
         let checkpoint = Checkpoint::new(Root::open(directory.path()).unwrap(), FILE, VERSION);
         let checkpoint = IncrementalCheckpoint::new(checkpoint).unwrap();
-        (Arc::new(Admission::new(settings(joined), checkpoint, node, state)), shown)
+        (Arc::new(Admission::new(settings(joined), checkpoint, node, state, shutting_down)), shown)
     }
 
     #[tokio::test(start_paused = true)]

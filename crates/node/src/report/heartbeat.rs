@@ -78,6 +78,7 @@ pub struct Heartbeat {
     pub timing: Timing,
     pub look: StatusObserver,
     pub state: watch::Receiver<NodeState>,
+    pub shutting_down: watch::Receiver<bool>,
     /// The object as seen by the watch.
     pub shown: watch::Receiver<OwnNode>,
     pub events: Recorder,
@@ -133,6 +134,7 @@ impl Heartbeat {
             // Cancel-safe: an unseen change stays marked.
             _ = self.state.changed() => {}
             _ = self.shown.changed() => {}
+            () = changed(&mut self.shutting_down) => {}
             () = tokio::time::sleep(wait) => {}
         }
     }
@@ -385,6 +387,13 @@ async fn within<T>(
         Err(_) => Err(kube::Error::Service(
             format!("the API server did not respond within {timeout:?}").into(),
         )),
+    }
+}
+
+/// Waits for a change. A node without graceful shutdown has none.
+async fn changed(shutting_down: &mut watch::Receiver<bool>) {
+    if shutting_down.changed().await.is_err() {
+        std::future::pending().await
     }
 }
 

@@ -334,6 +334,12 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Kills all processes of a pod; its cgroup stays.
+    pub async fn kill_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
+        let pod_cgroup = self.pod_cgroup(pod)?;
+        self.host.kill(&pod_cgroup.name).await.map_err(failed(pod))
+    }
+
     fn count(&self, pod: &Pod, pod_cgroup: Arc<PodCgroup>) {
         self.pods.lock().insert(&pod.uid, pod_cgroup);
     }

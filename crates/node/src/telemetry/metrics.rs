@@ -12,6 +12,7 @@ mod probes;
 mod process;
 mod requests;
 pub mod resource;
+mod shutdown;
 mod starts;
 pub mod volumes;
 
@@ -26,6 +27,7 @@ pub use images::ImageMetrics;
 pub use probes::{ProbeMetrics, ProbeSeries};
 pub use process::write as write_process;
 pub use requests::RequestMetrics;
+pub use shutdown::ShutdownMetrics;
 pub use starts::StartMetrics;
 
 /// From this release on upstream requires a runtime that reports its cgroup driver.
@@ -73,6 +75,7 @@ pub struct Metrics {
     pub images: ImageMetrics,
     pub http: HttpMetrics,
     pub starts: StartMetrics,
+    pub shutdown: ShutdownMetrics,
     /// Shared with the connections, which exist before the node.
     pub requests: Arc<RequestMetrics>,
 }
@@ -89,6 +92,7 @@ impl Metrics {
         self.images.write(out);
         self.http.write(out);
         self.starts.write(out);
+        self.shutdown.write(out);
         self.requests.write(out);
     }
 

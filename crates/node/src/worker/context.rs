@@ -47,6 +47,8 @@ pub struct WorkerContext {
     pub starts: StartLimiter,
     pub facts: Arc<NodeFacts>,
     pub node: watch::Receiver<NodeState>,
+    /// The machine is being shut down.
+    pub shutting_down: watch::Receiver<bool>,
     /// The addresses of the node, which may change.
     pub addresses: watch::Receiver<NodeAddresses>,
     pub settings: WorkerSettings,

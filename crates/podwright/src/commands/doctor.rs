@@ -12,6 +12,7 @@ mod node;
 mod privileges;
 mod programs;
 mod runtime;
+mod shutdown;
 mod storage;
 
 use std::ffi::OsString;
@@ -167,6 +168,7 @@ pub fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
         runtime::examine(machine, plan),
         network::examine(machine, plan),
         storage::examine(machine, plan),
+        shutdown::examine(machine, plan),
     ]
     .concat()
 }

@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect, including everything below them.
-pub const INERT: [&str; 38] = [
+pub const INERT: [&str; 35] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -28,10 +28,6 @@ pub const INERT: [&str; 38] = [
     "topologyManagerPolicy",
     "topologyManagerPolicyOptions",
     "topologyManagerScope",
-    // Node shutdown.
-    "shutdownGracePeriod",
-    "shutdownGracePeriodByPodPriority",
-    "shutdownGracePeriodCriticalPods",
     // Alpha upstream: memory protected for pods.
     "memoryReservationPolicy",
     // Pods always have their own cgroups, and ephemeral storage is always accounted for.

@@ -20,6 +20,7 @@ mod journals;
 mod lifecycle;
 mod outage;
 mod server;
+mod shutdown;
 mod tokens;
 mod unreadable;
 mod wakeups;

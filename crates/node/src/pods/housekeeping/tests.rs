@@ -115,7 +115,7 @@ fn admission(dir: &TempDir) -> Arc<Admission> {
     let checkpoint = IncrementalCheckpoint::new(checkpoint).unwrap();
     let (_, own_node) = watch::channel(OwnNode::default());
     let (_, state) = watch::channel(NodeState::default());
-    Arc::new(Admission::new(settings, checkpoint, own_node, state))
+    Arc::new(Admission::new(settings, checkpoint, own_node, state, watch::channel(false).1))
 }
 
 fn resources(dir: &TempDir, clock: &Clock) -> NodeResources {

@@ -29,6 +29,7 @@ pub struct StatusObserver {
     runtime: cri::Client,
     pleg: Arc<Pleg>,
     state: watch::Receiver<NodeState>,
+    shutting_down: watch::Receiver<bool>,
     clock: Clock,
     runtime_info: RuntimeInfo,
     addresses: AddressFinder,
@@ -64,10 +65,16 @@ impl StatusObserver {
             runtime,
             pleg,
             state,
+            shutting_down: watch::channel(false).1,
             clock,
             runtime_info: RuntimeInfo { at: None, version: runtime_version, images: None },
             problem: None,
         }
+    }
+
+    /// From now on the status also says whether the node is shutting down.
+    pub fn following_shutdown(self, shutting_down: watch::Receiver<bool>) -> Self {
+        Self { shutting_down, ..self }
     }
 
     pub fn settings(&self) -> &Arc<Settings> {
@@ -91,7 +98,7 @@ impl StatusObserver {
             handlers: state.handlers.clone(),
             features: state.features,
             pressure: node_status::Pressure::default(),
-            problems: problems(&state, self.pleg.unhealthy()),
+            problems: problems(&state, self.pleg.unhealthy(), *self.shutting_down.borrow()),
             volumes_in_use: Some(BTreeSet::new()),
         }
     }
@@ -138,10 +145,11 @@ fn identity_of(identity: machine::Identity) -> node_status::Identity {
     node_status::Identity { machine_id, system_uuid, boot_id, kernel_version, os_image }
 }
 
-fn problems(state: &NodeState, stale: Option<String>) -> Vec<Problem> {
+fn problems(state: &NodeState, stale: Option<String>, shutting_down: bool) -> Vec<Problem> {
     let silent = state.reachable.as_ref().err().cloned().map(Problem::Unresponsive);
     let runtime = state.runtime.as_ref().err().cloned().map(Problem::Runtime);
     let network = state.network.as_ref().err().cloned().map(Problem::Network);
     let stale = stale.map(Problem::Pleg);
-    [silent, stale, runtime, network].into_iter().flatten().collect()
+    let shutdown = shutting_down.then_some(Problem::ShuttingDown);
+    [silent, stale, runtime, network, shutdown].into_iter().flatten().collect()
 }

@@ -346,3 +346,27 @@ fn findings_are_printed_as_text_and_json() {
     assert_eq!(json["findings"][0]["verdict"], "ok");
     assert_eq!(json["findings"][2]["fix"], "install it");
 }
+
+#[test]
+fn graceful_shutdown_needs_the_login_manager_if_it_is_configured() {
+    let mut plan = Plan::with_runtime(Some("unix:///run/containerd/containerd.sock"));
+    let machine = Fixture::healthy();
+    let about = |machine: &Fixture, plan: &Plan| {
+        let problems = machine.problems(plan).into_iter();
+        problems.filter(|problem| problem.contains("shutdown")).collect::<Vec<_>>()
+    };
+    assert_eq!(about(&machine, &plan), [""; 0]);
+    plan.configuration.shutdown_grace_period = config::duration::GoDuration::from_secs(30);
+    let end = "pods are not ended before this machine shuts down";
+    assert_eq!(
+        about(&machine, &plan),
+        [format!("Warning shutdown: there is no D-Bus system bus: {end}")]
+    );
+    let machine = machine.file("/run/dbus/system_bus_socket", "");
+    assert_eq!(
+        about(&machine, &plan),
+        [format!("Warning shutdown: systemd-logind does not run: {end}")]
+    );
+    let machine = machine.file("/run/systemd/seats/seat0", "");
+    assert_eq!(about(&machine, &plan), [""; 0]);
+}

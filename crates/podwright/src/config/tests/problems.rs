@@ -216,6 +216,23 @@ fn each_violation_names_the_field_and_what_is_allowed() {
             r#"shutdownGracePeriodCriticalPods: "10s" must not be longer than shutdownGracePeriod, which is 0s"#,
         ),
         (
+            "qosReserved: {memory: '101%'}",
+            r#"qosReserved.memory: "101%" must be a percentage from 0% to 100%, such as 50%"#,
+        ),
+        (
+            "qosReserved: {cpu: 50%}",
+            r#"qosReserved.cpu: "50%" cannot be reserved for QoS classes; memory can"#,
+        ),
+        ("cgroupRoot: /\nsystemCgroups: /", r#"systemCgroups: "/" must not be the root cgroup"#),
+        (
+            "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: -5}]",
+            "shutdownGracePeriodByPodPriority[0].shutdownGracePeriodSeconds: -5 must be from 0 to 31622400",
+        ),
+        (
+            "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: 5}, {priority: 1, shutdownGracePeriodSeconds: 6}]",
+            "shutdownGracePeriodByPodPriority[1].priority: 1 must not be in two groups",
+        ),
+        (
             "shutdownGracePeriod: 30s\nshutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: 5}]",
             r#"shutdownGracePeriodByPodPriority: [{"priority":1,"shutdownGracePeriodSeconds":5}] must not be combined with shutdownGracePeriod"#,
         ),

@@ -1,7 +1,13 @@
 //! Validation of node shutdown settings.
 
+use std::collections::BTreeSet;
+
 use super::super::duration::GoDuration;
+use super::super::field::FieldPath;
 use super::Validator;
+
+/// Longer periods than a year are a mistake.
+const MAX_SECONDS: i64 = 366 * 24 * 3600;
 
 pub(super) fn examine(validator: &mut Validator<'_>) {
     let c = validator.configuration;
@@ -39,4 +45,19 @@ pub(super) fn examine(validator: &mut Validator<'_>) {
         BY_PRIORITY,
         "must not be combined with shutdownGracePeriod",
     );
+    let list = FieldPath::of(BY_PRIORITY);
+    let mut seen = BTreeSet::new();
+    for (at, group) in c.shutdown_grace_period_by_pod_priority.iter().enumerate() {
+        let group_field = list.index(at);
+        if !seen.insert(group.priority) {
+            validator.refuse(&group_field.key("priority"), "must not be in two groups");
+        }
+        let seconds = group.shutdown_grace_period_seconds;
+        if !(0..=MAX_SECONDS).contains(&seconds) {
+            validator.refuse(
+                &group_field.key("shutdownGracePeriodSeconds"),
+                format!("must be from 0 to {MAX_SECONDS}"),
+            );
+        }
+    }
 }
