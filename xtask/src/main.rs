@@ -49,7 +49,9 @@ enum Task {
     },
     /// Run the commands of a session and render the terminal as SVG
     Picture {
-        /// File with one command per line; a leading `@` runs the command without showing it
+        /// File with one command per line; a leading `@` runs the command without showing it. A
+        /// .txt file is a screen: docs/images/top.svg is that of
+        /// crates/podwright/tests/snapshots/top-wide.txt
         session: PathBuf,
         /// Output file; default: the session's name with .svg
         #[arg(long, value_name = "FILE")]
@@ -98,7 +100,11 @@ fn main() -> anyhow::Result<ExitCode> {
             papers::write(&workspace, &out)?;
         }
         Task::Picture { session, out } => {
-            picture::draw(&session, &out.unwrap_or_else(|| session.with_extension("svg")))?;
+            let out = out.unwrap_or_else(|| session.with_extension("svg"));
+            match session.extension().is_some_and(|extension| extension == "txt") {
+                true => picture::draw_screen(&session, &out)?,
+                false => picture::draw(&session, &out)?,
+            }
         }
         Task::Suite { command } => return suite::run(command, &workspace.root),
         Task::Journals { base, head: Some(head), directories: true } => {

@@ -34,6 +34,17 @@ pub(crate) fn draw(session: &Path, out: &Path) -> Result<()> {
     fs::write(out, svg(&lines)).with_context(|| format!("writing {}", out.display()))
 }
 
+/// Draws a screen, such as the snapshot of a full-screen view.
+pub(crate) fn draw_screen(screen: &Path, out: &Path) -> Result<()> {
+    let text = fs::read_to_string(screen)
+        .with_context(|| format!("cannot read the screen {}", screen.display()))?;
+    fs::write(out, svg(&screen_lines(&text))).with_context(|| format!("writing {}", out.display()))
+}
+
+fn screen_lines(text: &str) -> Vec<Line> {
+    text.lines().map(|line| Line::Printed(plain(line))).collect()
+}
+
 enum Line {
     Typed(String),
     Printed(String),
@@ -136,6 +147,19 @@ mod tests {
         assert!(picture.contains("&lt;bold &amp; plain&gt;</text>"), "{picture}");
         assert!(picture.contains(r#"<tspan class="typed">printf"#), "{picture}");
         assert!(!picture.contains("a remark"), "{picture}");
+    }
+
+    #[test]
+    fn picture_of_top_is_that_of_its_screen() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let screen = root.join("crates/podwright/tests/snapshots/top-wide.txt");
+        let screen = fs::read_to_string(screen).unwrap();
+        let picture = fs::read_to_string(root.join("docs/images/top.svg")).unwrap();
+        let drawn = svg(&screen_lines(&screen));
+        assert_eq!(
+            picture, drawn,
+            "cargo xtask picture draws it, see `cargo xtask picture --help`"
+        );
     }
 
     #[test]

@@ -69,6 +69,11 @@ fn one(resource: &Resource, object: &Value, now: Timestamp) -> Value {
     }
 }
 
+/// The age of something since this time, as in the column AGE.
+pub fn age_of(since: Timestamp, now: Timestamp) -> String {
+    duration::between(since, now)
+}
+
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }

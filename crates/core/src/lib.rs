@@ -17,6 +17,7 @@
 //! - in which order pods end when the machine shuts down: [`shutdown`]
 //! - phase, conditions and container statuses: [`status::phase`], [`status::conditions`],
 //!   [`status::container`]
+//! - what a user is told about a pod that does not run well: [`explain`]
 //! - which pods are valid, and what rules the API has apart from the agent: the crate
 //!   [`podwright_api`]
 
@@ -30,6 +31,7 @@ pub mod cgroup;
 pub mod config;
 pub mod credential;
 pub mod event;
+pub mod explain;
 pub mod gc;
 pub mod ids;
 pub mod image;

@@ -1,9 +1,11 @@
 //! Probes: checks, their schedule, and the verdicts that follow from their outcomes.
 //!
 //! [`schedule`] decides which probe of a pod is due and when outcomes settle a verdict; [`check`]
-//! parses a probe; [`http`] evaluates an HTTP response. The node agent runs the probes. A settled
+//! parses a probe; [`http`] evaluates an HTTP response; [`answers`] keeps what was answered last, for
+//! users. The node agent runs the probes. A settled
 //! verdict is stored in [`ProbeVerdicts`], an input of the pod's next plan and of its status.
 
+pub mod answers;
 pub mod check;
 pub mod http;
 pub mod schedule;

@@ -36,6 +36,20 @@ pub fn used(pod: &Pod) -> impl Iterator<Item = &v1::Volume> {
     })
 }
 
+/// Type and source of a volume for users: `configMap settings`, `hostPath /data`, `emptyDir`.
+pub fn source_text(volume: &v1::Volume) -> String {
+    let fields = serde_json::to_value(volume).unwrap_or_default();
+    let mut fields = fields.as_object().into_iter().flatten();
+    let Some((kind, source)) = fields.find(|(name, _)| *name != "name") else {
+        return "no source".to_owned();
+    };
+    let names = ["name", "secretName", "claimName", "path", "driver", "server"];
+    match names.iter().find_map(|name| source.get(name)?.as_str()) {
+        Some(name) => format!("{kind} {name}"),
+        None => kind.clone(),
+    }
+}
+
 fn is_used_by(volume: &str, container: &v1::Container) -> bool {
     let mut mounts = container.volume_mounts.iter().flatten();
     let mut devices = container.volume_devices.iter().flatten();

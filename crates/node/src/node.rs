@@ -42,6 +42,8 @@ use crate::runtime::images;
 use crate::runtime::logs::LogDirs;
 use crate::runtime::state::NodeState;
 use crate::server::ServerDependencies;
+use crate::server::debug_socket::LocalServer;
+use crate::sources::problems::{ManifestProblems, ManifestReporter};
 use crate::sources::url::ManifestUrl;
 use crate::telemetry::metrics::RequestMetrics;
 use crate::telemetry::stats::StatsDependencies;
@@ -162,6 +164,7 @@ pub struct Node {
     host_ips: Vec<IpAddr>,
     runtime_state: watch::Receiver<NodeState>,
     server: ServerDependencies,
+    local_server: LocalServer,
     stats: StatsDependencies,
     tasks: Tasks,
 }
@@ -257,11 +260,26 @@ impl Node {
             );
             tasks.maintain_node_object(client, shown, lease, heartbeat);
         }
-        let debug_socket = build::debug_socket(&node_name, &pod_index, &admission, &worker);
+        let (manifest_problems, local_server) =
+            (ManifestProblems::default(), LocalServer::default());
+        let debug_socket = build::debug_socket(
+            &node_name,
+            &pod_index,
+            &admission,
+            &worker,
+            &log_dirs,
+            (manifest_problems.clone(), local_server.clone()),
+        );
         tasks.serve_debug_socket(&config.root_dir, debug_socket);
         let adoption = build::adoption(&config.root_dir, &worker)?;
+        let reporter = ManifestReporter {
+            problems: manifest_problems,
+            events: events.clone(),
+            node: node_name.clone(),
+        };
         let (sources, deliveries) = tasks.start_sources(
-            (node_name.clone(), config.features),
+            config.features,
+            (reporter, runtime.clock.clone()),
             config.manifests,
             config.manifest_url,
             adoption,
@@ -306,6 +324,7 @@ impl Node {
             stats: build::stats(&node_name, &pod_index, &runtime, &worker),
             pod_index,
             runtime_state,
+            local_server,
             host_ips: worker.facts.host_ips.clone(),
             tasks,
         })
@@ -348,6 +367,11 @@ impl Node {
 
     pub(crate) fn server_dependencies(&self) -> &ServerDependencies {
         &self.server
+    }
+
+    /// Where the debug socket finds the kubelet server.
+    pub(crate) fn local_server(&self) -> &LocalServer {
+        &self.local_server
     }
 
     pub(crate) fn stats_dependencies(&self) -> &StatsDependencies {

@@ -107,14 +107,16 @@ impl Server {
             open_streams: TaskTracker::new(),
             abort: CancellationToken::new(),
         };
-        Arc::new(Self {
+        let server = Arc::new(Self {
             pod_index: dependencies.streaming.pod_index.clone(),
             dependencies,
             streaming,
             stats,
             settings,
             stop,
-        })
+        });
+        node.local_server().set(&server);
+        server
     }
 
     /// Serves until stopped: the listeners, if any, and callers of [`Self::handle`].
@@ -148,6 +150,12 @@ impl Server {
     /// The current usage of the node and its pods, for the API of resource metrics.
     pub async fn usage(&self) -> UsageReport {
         self.stats.usage().await
+    }
+
+    /// Handles a request of the debug socket, which only root may open: reads, even if the ports
+    /// serve no logs.
+    async fn handle_local<B>(&self, request: Request<B>) -> HttpResponse {
+        self.answer(Surface::Full, request).await
     }
 
     /// Handles a request on the read-only port, which has no authentication.

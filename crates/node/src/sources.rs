@@ -5,4 +5,5 @@ pub mod adoption;
 pub mod api;
 pub mod backoff;
 pub mod file;
+pub mod problems;
 pub mod url;

@@ -43,6 +43,7 @@ Examples:
   podwright doctor                            check what this machine lacks to run pods
   podwright up                                run a node on this machine, no control plane
   podwright why NAMESPACE/NAME                show what a pod is waiting for, and the fix
+  podwright top                               watch the node, its pods, events and logs
   podwright kubelet --kubeconfig=FILE         join a cluster
   podwright kubelet --pod-manifest-path=DIR   run the static pods in a directory
 
@@ -71,6 +72,8 @@ enum Command {
     Restore(RestoreArgs),
     /// Show a summary of the node and its pods
     Status(StatusArgs),
+    /// Show a live view of the node, its pods, events and logs
+    Top(TopArgs),
     /// List, load or remove the node's images
     Images(ImagesArgs),
     /// Print or merge a kubeconfig of the node of `podwright up`, or revoke a user's permissions
@@ -78,7 +81,7 @@ enum Command {
     /// Merge a kubeconfig from the standard input (part of kubeconfig)
     #[command(hide = true)]
     KubeconfigMerge(KubeconfigMergeArgs),
-    /// Explain what a pod is waiting for, since when, what was tried, and the fix
+    /// Explain what a pod or the node is waiting for, since when, what was tried, and the fix
     Why(WhyArgs),
     /// Replay a recorded decision and print the result and its reason
     Plan {
@@ -236,9 +239,29 @@ pub struct StatusArgs {
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = TOP_HELP)]
+pub struct TopArgs {
+    /// Root directory of the agent (default: that of the kubelet or of `podwright up`)
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub root_dir: Option<PathBuf>,
+    /// State directory of `podwright up`
+    #[arg(long, value_name = "DIR", conflicts_with = "root_dir", value_hint = ValueHint::DirPath)]
+    pub state_dir: Option<PathBuf>,
+}
+
+const TOP_HELP: &str = "\
+Keys are on the screen; ? lists all. It reads from the agent, on a standalone node and on one
+that has joined a cluster. NO_COLOR turns colours off.";
+
+#[derive(Clone, Debug, Args)]
 pub struct WhyArgs {
-    /// NAME, NAMESPACE/NAME or UID; for a static pod also the name in its manifest
-    pub pod: String,
+    /// NAME, NAMESPACE/NAME or UID; for a static pod also the name in its manifest, for a manifest
+    /// that is not valid its file
+    #[arg(required_unless_present = "node")]
+    pub pod: Option<String>,
+    /// Explain the node instead: its conditions, and the pods that are stuck
+    #[arg(long, conflicts_with_all = ["pod", "record"])]
+    pub node: bool,
     /// Root directory of the agent (default: that of the kubelet or of `podwright up`)
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root_dir: Option<PathBuf>,
@@ -459,6 +482,7 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
             commands::backup::restore(&arguments).map(|()| ExitCode::SUCCESS)
         }
         Command::Status(arguments) => commands::status::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Top(arguments) => commands::top::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Images(arguments) => commands::images::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Kubeconfig(arguments) => {
             commands::kubeconfig::run(&arguments).map(|()| ExitCode::SUCCESS)

@@ -71,6 +71,12 @@ impl Layout {
         Self { state: state_dir.components().collect(), ..as_given }
     }
 
+    /// The node whose agent has this root directory, if it is one of `podwright up`.
+    pub fn of_root(root: &Path) -> Option<Self> {
+        let layout = Self::new(root.parent()?);
+        (layout.root_dir() == root && layout.kubeconfig().exists()).then_some(layout)
+    }
+
     pub fn state(&self) -> &Path {
         &self.state
     }

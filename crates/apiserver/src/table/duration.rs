@@ -14,6 +14,10 @@ pub(super) fn since(then: &str, now: Timestamp) -> String {
     }
 }
 
+pub(super) fn between(then: Timestamp, now: Timestamp) -> String {
+    human(now.duration_since(then).as_secs())
+}
+
 /// A second of clock skew counts as zero; more is invalid.
 fn human(seconds: i64) -> String {
     let two = |big: i64, big_unit: char, small: i64, small_unit: char| match small {

@@ -17,12 +17,21 @@ pub(super) struct HostPort<'a> {
 const EVERY_ADDRESS: &str = "0.0.0.0";
 
 pub(super) fn conflict(pod: &Pod, others: &[&Arc<Pod>]) -> bool {
+    conflicts(pod, others).next().is_some()
+}
+
+/// The host ports that other pods have, with these pods.
+pub(super) fn conflicts<'a>(
+    pod: &Pod,
+    others: &[&'a Arc<Pod>],
+) -> impl Iterator<Item = (i32, &'a Arc<Pod>)> {
     let wanted: Vec<_> = host_ports(pod).collect();
-    if wanted.is_empty() {
-        return false;
-    }
-    let mut taken = others.iter().flat_map(|other| host_ports(other));
-    taken.any(|taken| wanted.iter().any(|wanted| wanted.collides(taken)))
+    let others = if wanted.is_empty() { &[] } else { others };
+    others.iter().flat_map(move |other| {
+        let taken = host_ports(other);
+        let both = taken.filter(|taken| wanted.iter().any(|wanted| wanted.collides(*taken)));
+        both.map(|taken| (taken.port, *other)).collect::<Vec<_>>()
+    })
 }
 
 impl HostPort<'_> {

@@ -56,8 +56,13 @@ impl fmt::Display for SchedulingFailure {
     }
 }
 
-/// Amount of a shortage as a quantity.
-fn formatted(resource: &str, number: i64) -> String {
+/// An amount as [`formatted`] takes it: thousandths of a CPU, else whole units.
+pub fn amount_of(resource: &str, quantity: Quantity) -> i64 {
+    number(resource, quantity)
+}
+
+/// Amount of a shortage in the notation of Kubernetes.
+pub fn formatted(resource: &str, number: i64) -> String {
     match (resource, u64::try_from(number)) {
         (CPU, _) => Quantity::from_milli(number).to_string(),
         (MEMORY | EPHEMERAL_STORAGE, Ok(bytes)) => Quantity::from_bytes(bytes).to_string(),
@@ -100,6 +105,14 @@ pub fn scheduling_failures(
     );
     found.extend(unlisted_resources(&resources, &known).map(SchedulingFailure::Short));
     found
+}
+
+/// The host ports of the pod that other pods have, with these pods.
+pub fn taken_ports<'a>(
+    pod: &Pod,
+    others: &[&'a Arc<Pod>],
+) -> impl Iterator<Item = (i32, &'a Arc<Pod>)> {
+    ports::conflicts(pod, others)
 }
 
 /// Admission ignores extended resources that the node does not list and relies on the scheduler.

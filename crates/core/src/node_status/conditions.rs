@@ -29,7 +29,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         match self {
             Self::Unresponsive(text)
             | Self::Runtime(text)

@@ -12,6 +12,7 @@ use super::{
     regular, sandbox,
 };
 use crate::attempts::{PodStep, PullBackoff, StartError};
+use crate::explain::exit;
 use crate::ids::ContainerId;
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, ContainerKind, RestartPolicy};
@@ -322,11 +323,11 @@ fn why_in_sandbox(
     if let Some(held) = held {
         let Some(waiting) = plan.waiting.get(held) else {
             let text = format!("{held} exited; in back-off before its restart");
-            let fix = wait_fix(WaitReason::NotStarted(StartError::CrashLoopBackOff));
+            let fix = wait_fix(inputs, held, WaitReason::NotStarted(StartError::CrashLoopBackOff));
             return Some(Why::new(Topic::Waits, text).fix(fix));
         };
         let text = format!("{held} is waiting: {} ({})", waiting.message, waiting.reason.as_str());
-        return Some(Why::new(Topic::Waits, text).fix(wait_fix(waiting.reason)));
+        return Some(Why::new(Topic::Waits, text).fix(wait_fix(inputs, held, waiting.reason)));
     }
     let init = inputs.pod.init_containers().find(|c| {
         let newest = inputs.observed.newest(&c.name);
@@ -337,11 +338,14 @@ fn why_in_sandbox(
     })
 }
 
-fn wait_fix(reason: WaitReason) -> &'static str {
-    match reason {
+fn wait_fix(inputs: &Inputs<'_>, container: &str, reason: WaitReason) -> String {
+    let fix = match reason {
         WaitReason::Blocked => "remove the annotation podwright/hold",
         WaitReason::NotStarted(error) => match error {
-            StartError::CrashLoopBackOff => "find out why it exits: kubectl logs --previous",
+            StartError::CrashLoopBackOff => {
+                let command = exit::logs_command(inputs.pod, container);
+                return format!("find out why it exits: {command}");
+            }
             StartError::ErrImagePull
             | StartError::ImagePullBackOff
             | StartError::RegistryUnavailable => "check the image name and the registry",
@@ -358,7 +362,8 @@ fn wait_fix(reason: WaitReason) -> &'static str {
             | StartError::RunContainerError
             | StartError::PostStartHookError => "change what the message names",
         },
-    }
+    };
+    fix.to_owned()
 }
 
 /// Error of the last attempt to apply resources, while a resize is in progress.

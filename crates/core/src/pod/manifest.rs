@@ -4,6 +4,8 @@
 //! hash of content and location, so that the same file is the same pod after a restart, and an
 //! edited file is a new pod.
 
+mod position;
+
 use k8s_openapi::api::core::v1;
 use podwright_api::annotations::ANNOTATION_HASH;
 use podwright_api::{defaults, schema, validation};
@@ -25,22 +27,74 @@ pub struct Origin<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     #[error("{location}: this is not YAML or JSON: {problem}")]
-    Syntax { location: String, problem: String },
+    Syntax { location: String, problem: String, line: Option<u64> },
+    #[error("{location}: {problem}")]
+    Field { location: String, problem: String, line: Option<u64> },
+    #[error("{location}: several YAML documents. Fix: put each into a file of its own")]
+    SeveralDocuments { location: String, line: Option<u64> },
     #[error("{location}: expected a v1 {expected}, found {found}")]
     Kind { location: String, expected: &'static str, found: String },
     #[error("{location}: invalid pod: name is needed for the pod")]
     NoName { location: String },
     #[error("{location}: pod {name}: {problems}")]
-    Invalid { location: String, name: String, problems: String },
+    Invalid { location: String, name: String, problems: String, line: Option<u64> },
     #[error("{location}: pod {name}: static pods may not reference {resource}")]
     References { location: String, name: String, resource: &'static str },
 }
 
+impl ManifestError {
+    /// The line of the text that has the problem, from 1, if it is known.
+    pub fn line(&self) -> Option<u64> {
+        match self {
+            Self::Syntax { line, .. }
+            | Self::Field { line, .. }
+            | Self::SeveralDocuments { line, .. }
+            | Self::Invalid { line, .. } => *line,
+            Self::Kind { .. } | Self::NoName { .. } | Self::References { .. } => None,
+        }
+    }
+
+    /// The text without the location.
+    pub fn detail(&self) -> String {
+        let (Self::Syntax { location, .. }
+        | Self::Field { location, .. }
+        | Self::SeveralDocuments { location, .. }
+        | Self::Kind { location, .. }
+        | Self::NoName { location }
+        | Self::Invalid { location, .. }
+        | Self::References { location, .. }) = self;
+        let text = self.to_string();
+        let detail = text.strip_prefix(location.as_str()).and_then(|it| it.strip_prefix(": "));
+        detail.unwrap_or(&text).to_owned()
+    }
+}
+
+/// A field of a manifest that a pod does not have, and that has no effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownField {
+    pub field: String,
+    pub line: Option<u64>,
+}
+
 /// One pod of a manifest file.
 pub fn pod(text: &str, origin: Origin<'_>) -> Result<v1::Pod, ManifestError> {
+    read(text, origin).map(|(pod, _)| pod)
+}
+
+/// One pod of a manifest file, and the fields that were ignored.
+pub fn read(text: &str, origin: Origin<'_>) -> Result<(v1::Pod, Vec<UnknownField>), ManifestError> {
     let value = parse(text, origin)?;
     match kind(&value) {
-        ("v1", "Pod") => static_pod(&value, origin),
+        ("v1", "Pod") => {
+            let unknown = schema::kind("", "Pod").and_then(|pod| schema::decode(pod, &value).ok());
+            let unknown = unknown.map(|decoded| decoded.unknown).unwrap_or_default();
+            let located = |field: String| {
+                let line = position::line_of(text, &field);
+                UnknownField { field, line }
+            };
+            let pod = static_pod(&value, origin, Some(text))?;
+            Ok((pod, unknown.into_iter().map(located).collect()))
+        }
         (version, kind) => Err(unexpected("Pod", version, kind, origin)),
     }
 }
@@ -53,11 +107,11 @@ pub fn pods(
 ) -> Result<Vec<Result<v1::Pod, ManifestError>>, ManifestError> {
     let mut value = parse(text, origin)?;
     match kind(&value) {
-        ("v1", "Pod") => Ok(vec![static_pod(&value, origin)]),
+        ("v1", "Pod") => Ok(vec![static_pod(&value, origin, Some(text))]),
         ("v1", "PodList" | "List") => {
             let items = value.get_mut("items").map(Value::take).unwrap_or_default();
             let items = items.as_array().cloned().unwrap_or_default();
-            Ok(items.iter().map(|item| static_pod(item, origin)).collect())
+            Ok(items.iter().map(|item| static_pod(item, origin, None)).collect())
         }
         (version, kind) => Err(unexpected("Pod or PodList", version, kind, origin)),
     }
@@ -66,9 +120,16 @@ pub fn pods(
 fn parse(text: &str, origin: Origin<'_>) -> Result<Value, ManifestError> {
     // Authors mean octal by `defaultMode: 0644`.
     let options = serde_saphyr::options! { legacy_octal_numbers: true };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| ManifestError::Syntax {
-        location: origin.location.into(),
-        problem: error.to_string(),
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let error = error.without_snippet();
+        let line = error.location().map(|at| at.line()).filter(|line| *line > 0);
+        let location = origin.location.to_owned();
+        match error {
+            serde_saphyr::Error::MultipleDocuments { .. } => {
+                ManifestError::SeveralDocuments { location, line }
+            }
+            error => ManifestError::Syntax { location, problem: error.to_string(), line },
+        }
     })
 }
 
@@ -90,10 +151,19 @@ fn unexpected(
     ManifestError::Kind { location: origin.location.into(), expected, found }
 }
 
-fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestError> {
+/// `text`: the manifest, if it is this pod alone.
+fn static_pod(
+    value: &Value,
+    origin: Origin<'_>,
+    text: Option<&str>,
+) -> Result<v1::Pod, ManifestError> {
     let location = || origin.location.to_owned();
-    let mut pod =
-        decode(value).map_err(|problem| ManifestError::Syntax { location: location(), problem })?;
+    let line = |field: &str| text.and_then(|text| position::line_of(text, field));
+    let mut pod = decode(value).map_err(|error| ManifestError::Field {
+        location: location(),
+        line: error.field.as_deref().and_then(line),
+        problem: error.problem,
+    })?;
     let Some(name) = pod.metadata.name.clone().filter(|name| !name.is_empty()) else {
         return Err(ManifestError::NoName { location: location() });
     };
@@ -122,6 +192,7 @@ fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestErro
         }
     }
     let problems = validation::create(&origin.features.without_allowed(&pod));
+    let first = problems.iter().find_map(|problem| line(&problem.field));
     let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
     problems.extend(origin.features.refusal(&pod));
     if !problems.is_empty() {
@@ -129,6 +200,7 @@ fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestErro
             location: location(),
             name,
             problems: problems.join("; "),
+            line: first,
         });
     }
     match api_reference(&pod, origin.features) {
@@ -137,17 +209,46 @@ fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestErro
     }
 }
 
+/// Why an object is not a pod, in words of the manifest.
+struct BadField {
+    field: Option<String>,
+    problem: String,
+}
+
 /// Decodes the object as leniently as the API server: `cpu: 1` may be a number, for example.
-fn decode(value: &Value) -> Result<v1::Pod, String> {
+fn decode(value: &Value) -> Result<v1::Pod, BadField> {
     let value = match schema::kind("", "Pod") {
-        Some(pod) => schema::decode(pod, value).map_err(|error| error.to_string())?.value,
+        Some(pod) => schema::decode(pod, value).map_err(bad_field)?.value,
         None => value.clone(),
     };
     schema::typed(&value).map_err(|error| {
         let problem = error.to_string();
         // The error position refers to the converted value, not to the user's text.
-        problem.rsplit_once(" at line ").map_or(problem.as_str(), |(what, _)| what).to_owned()
+        let problem = problem.rsplit_once(" at line ").map_or(problem.as_str(), |(what, _)| what);
+        BadField { field: None, problem: problem.to_owned() }
     })
+}
+
+/// The API server's text names types of its program; a manifest has fields.
+fn bad_field(error: schema::DecodeError) -> BadField {
+    match error {
+        schema::DecodeError::Field { found, path, expected, .. } => {
+            let problem = format!("{path}: expected {}, found {found}", plain_type(&expected));
+            BadField { field: Some(path), problem }
+        }
+        other => BadField { field: None, problem: other.to_string() },
+    }
+}
+
+fn plain_type(name: &str) -> &str {
+    match name {
+        "string" => "a string",
+        "bool" => "true or false",
+        "int32" | "int64" => "a whole number",
+        list if list.starts_with("[]") => "a list",
+        map if map.starts_with("map[") || map.contains('.') => "a mapping",
+        other => other,
+    }
 }
 
 /// 32 hex digits that depend only on content, node and location.
@@ -367,6 +468,37 @@ mod tests {
             let error = pod(text, origin("/m/x.yaml")).unwrap_err().to_string();
             assert!(error.contains(want), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn error_names_the_line_and_repeats_no_location() {
+        let head = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n";
+        for (text, line, want) in [
+            ("a: [1".to_owned(), true, "this is not YAML or JSON: "),
+            (format!("{head}spec:\n  containers: 5\n"), true, "spec.containers: expected a list,"),
+            (
+                format!("{head}spec:\n  containers:\n  - name: C\n"),
+                true,
+                "pod x: spec.containers[0]",
+            ),
+            (format!("{head}---\n{head}"), true, "several YAML documents. Fix: "),
+            ("kind: Service\napiVersion: v1".to_owned(), false, "expected a v1 Pod, found v1 Ser"),
+        ] {
+            let error = pod(&text, origin("/m/x.yaml")).unwrap_err();
+            assert!(error.detail().starts_with(want), "{text:?}: {}", error.detail());
+            assert_eq!(error.line().is_some(), line, "{text:?}: {error}");
+        }
+        let text = format!("{head}spec:\n  containers: 5\n");
+        assert_eq!(pod(&text, origin("/m")).unwrap_err().line(), Some(5));
+    }
+
+    #[test]
+    fn misspelt_field_is_reported_with_its_line() {
+        let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  \
+                    - name: c\n    image: i\n    comand: [x]\n";
+        let (_, unknown) = read(text, origin("/m")).unwrap();
+        let field = "spec.containers[0].comand".to_owned();
+        assert_eq!(unknown, [UnknownField { field, line: Some(8) }]);
     }
 
     #[test]

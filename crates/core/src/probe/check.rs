@@ -6,12 +6,15 @@ use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::config::env;
+use crate::explain::excerpt;
 use crate::pod::Container;
 
 /// Number of immediate attempts of a probe that cannot be run.
 pub const TRIES: u32 = 3;
 /// Maximum length of a probe's output or response that is kept.
 pub const OUTPUT_LIMIT: usize = 10 * 1024;
+/// Characters of an answer that users see.
+pub const EXCERPT: usize = 160;
 /// User-Agent header of probes.
 pub const USER_AGENT: &str = "kube-probe/1.36";
 
@@ -130,6 +133,14 @@ impl Timing {
 pub fn kept(output: &[u8]) -> String {
     let kept = output.get(..OUTPUT_LIMIT).unwrap_or(output);
     String::from_utf8_lossy(kept).into_owned()
+}
+
+/// What a user sees of a command's end: `exit code 1: no such file`.
+pub fn exec_answer(code: i32, output: &str) -> String {
+    match excerpt(output, EXCERPT).as_str() {
+        "" => format!("exit code {code}"),
+        output => format!("exit code {code}: {output}"),
+    }
 }
 
 #[cfg(test)]

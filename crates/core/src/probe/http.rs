@@ -5,7 +5,8 @@
 //! counts as a success with a warning.
 
 use super::ProbeOutcome;
-use super::check::kept;
+use super::check::{EXCERPT, kept};
+use crate::explain::excerpt;
 
 /// Target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +66,14 @@ pub fn outcome(status: u16, body: &[u8]) -> ProbeOutcome {
         }
         // The body may contain secrets, so it is not reported.
         _ => ProbeOutcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
+    }
+}
+
+/// What a user sees of a response: `status 503: warming up`.
+pub fn answer(status: u16, body: &[u8]) -> String {
+    match excerpt(&kept(body), EXCERPT).as_str() {
+        "" => format!("status {status}"),
+        body => format!("status {status}: {body}"),
     }
 }
 

@@ -80,8 +80,9 @@ async fn why_names_what_a_pod_waits_for_and_the_fix() {
     assert!(reported["failed"][0]["times"].as_u64().unwrap() >= 1, "{reported}");
 
     // In back-off after an exit, not just restarting.
-    let words = ["CrashLoopBackOff", "logs --previous", "\"next\": \"20", "\"since\": \"20"];
-    until_output(&agent, "default/crashing", &words).await;
+    let words = ["CrashLoopBackOff", "\"nextStart\": \"20", "\"next\": \"20", "\"since\": \"20"];
+    let reported = until_output(&agent, "default/crashing", &words).await;
+    assert_eq!(reported["containers"][0]["lastExit"]["code"], 3, "{reported}");
 
     let reported = until_output(&agent, "held-node-1", &["held: ", "maintenance"]).await;
     assert!(reported["wayOut"].as_str().unwrap().contains("podwright/hold"), "{reported}");
@@ -96,6 +97,68 @@ async fn why_names_what_a_pod_waits_for_and_the_fix() {
     assert!(reported && page.starts_with("default/crashing-node-1 ("), "{page}");
     replays(&agent, &bed.path("case.json")).await;
     unknown(&agent);
+    drop(agent);
+    bed.close().unwrap();
+}
+
+/// What is not in a plan: logs, answers of probes, images on the node, manifests without a pod.
+#[tokio::test]
+async fn why_shows_logs_probe_answers_pull_policies_and_broken_manifests() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+
+    let says = json!({ "command": ["sh", "-c", "echo one; echo two; exit 3"] });
+    agent.add_manifest("talking", &pod("talking", says)).unwrap();
+    let probe =
+        |command: &str| json!({ "exec": { "command": ["sh", "-c", command] }, "periodSeconds": 1 });
+    let mut unready = json!({ "args": ["serve"] });
+    unready["readinessProbe"] = probe("echo cache is cold; exit 5");
+    agent.add_manifest("unready", &pod("unready", unready)).unwrap();
+    let mut unhealthy = json!({ "args": ["serve"] });
+    unhealthy["livenessProbe"] = probe("echo deadlock; exit 1");
+    let mut unhealthy = pod("unhealthy", unhealthy);
+    unhealthy["spec"]["terminationGracePeriodSeconds"] = json!(1);
+    agent.add_manifest("unhealthy", &unhealthy).unwrap();
+    // It is on the node, and no registry has it.
+    let pulls = json!({ "imagePullPolicy": "Always", "args": ["serve"] });
+    agent.add_manifest("pulling", &pod("pulling", pulls)).unwrap();
+
+    let words = ["CrashLoopBackOff", "kubectl logs -n default talking-node-1 --previous"];
+    let reported = until_output(&agent, "talking", &words).await;
+    assert_eq!(reported["containers"][0]["lastExit"]["log"], json!(["one", "two"]), "{reported}");
+    let words =
+        ["running; app is not ready: its readiness probe failed", "exit code 5: cache is cold"];
+    let reported = until_output(&agent, "unready", &words).await;
+    let probe = &reported["containers"][0]["probes"][0];
+    assert_eq!((&probe["kind"], &probe["passed"]), (&json!("Readiness"), &json!(0)), "{probe}");
+    let words = ["make app pass its liveness probe", "exit code 1: deadlock", "\"restarts\": "];
+    until_output(&agent, "unhealthy", &words).await;
+    let reported = until_output(&agent, "pulling", &["imagePullPolicy: IfNotPresent"]).await;
+    assert!(!reported.to_string().contains("check the image name"), "{reported}");
+
+    let broken = agent.add_manifest("broken", &json!({})).unwrap();
+    let text = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: broken\nspec:\n  containers:\n  - name: C\n    \
+                image: i\n";
+    std::fs::write(&broken, text).unwrap();
+    let words =
+        ["\"line\": 7", "spec.containers[0].name: Invalid value", "\"effect\": \"Ignored\""];
+    until_output(&agent, broken.to_str().unwrap(), &words).await;
+    let node = async || {
+        let root = agent.root_dir();
+        let (page, _) = podwright(&["why", "--node", "--root-dir", root.to_str().unwrap()]);
+        let parts = [
+            "node node-1: Ready",
+            "stuck      default/talking-node-1: ",
+            "broken",
+            ":7: pod broken",
+        ];
+        let missing: Vec<_> = parts.iter().filter(|part| !page.contains(**part)).collect();
+        anyhow::ensure!(missing.is_empty(), "{missing:?} is not in {page}");
+        Ok(true)
+    };
+    wait::until_true("why --node", LIMIT, node).await.unwrap();
     drop(agent);
     bed.close().unwrap();
 }
@@ -123,7 +186,9 @@ async fn why_names_missing_objects_and_missing_capacity() {
     let words =
         ["CreateContainerConfigError", "configmap \\\"vars\\\" not found", "\"wayOut\": \""];
     until_output(agent, "shop/variable", &words).await;
-    until_output(agent, "shop/large", &["OutOfmemory", "enough resource: memory"]).await;
+    let words =
+        ["OutOfmemory", "enough resource: memory", "request at most", "\"allocatable\": \""];
+    until_output(agent, "shop/large", &words).await;
     cluster.close();
 }
 

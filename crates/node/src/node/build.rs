@@ -39,9 +39,12 @@ use crate::runtime::logs::rotation::Rotation;
 use crate::runtime::logs::{LogDirs, Logs};
 use crate::runtime::pleg::Pleg;
 use crate::runtime::state::NodeState;
-use crate::server::debug_socket::{CaseSources, DebugSocketDependencies};
+use crate::server::debug_socket::{
+    CaseSources, DebugSocketDependencies, EvidenceSources, LocalServer,
+};
 use crate::server::{ServerDependencies, StreamingDependencies};
 use crate::sources::adoption::Adoption;
+use crate::sources::problems::ManifestProblems;
 use crate::telemetry::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
 use crate::telemetry::stats::{MeasuredNode, StatsDependencies};
 use crate::worker::context::{WorkerContext, WorkerSettings};
@@ -414,8 +417,20 @@ pub(super) fn debug_socket(
     pod_index: &Arc<PodIndex>,
     admission: &Arc<Admission>,
     worker: &WorkerContext,
+    log_dirs: &Arc<LogDirs>,
+    (manifests, kubelet): (ManifestProblems, LocalServer),
 ) -> DebugSocketDependencies {
+    let status = worker.reporting.status.clone();
+    let (runtime, pleg) = (worker.runtime.clone(), worker.pleg.clone());
     DebugSocketDependencies {
+        evidence: EvidenceSources {
+            logs: Logs::new(runtime.clone(), pleg, status, log_dirs.clone()),
+            runtime,
+            volumes: worker.resources.volumes.clone(),
+        },
+        manifests,
+        events: worker.reporting.events.recent(),
+        kubelet,
         pod_index: pod_index.clone(),
         admission: admission.clone(),
         node_name: node_name.clone(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use podwright_core::cgroup::CgroupConfig;
 use podwright_core::pod::Source;
 use podwright_core::pod::features::PodFeatures;
+use podwright_host::clock::Clock;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -35,6 +36,7 @@ use crate::runtime::pleg::Pleg;
 use crate::runtime::state::{self, NodeState};
 use crate::server::debug_socket::{self, DebugSocketDependencies};
 use crate::sources::adoption::Adoption;
+use crate::sources::problems::ManifestReporter;
 use crate::sources::{api, file::Manifests, url::ManifestUrl};
 
 /// Deliveries that may be queued; a source with more blocks.
@@ -154,7 +156,8 @@ impl Tasks {
     /// Starts the pod sources and returns which there are.
     pub(super) fn start_sources(
         &self,
-        (node_name, features): (Arc<str>, PodFeatures),
+        features: PodFeatures,
+        (reporter, clock): (ManifestReporter, Clock),
         manifests: Option<(PathBuf, Duration)>,
         manifest_url: Option<ManifestUrl>,
         adoption: Adoption,
@@ -164,9 +167,10 @@ impl Tasks {
         let (static_pods, to_adopt) = mpsc::channel(1);
         self.spawn(adoption.run(to_adopt, deliveries.clone(), self.stop.clone()));
         let mut sources = Vec::new();
+        let node_name = reporter.node.clone();
         if let Some((path, recheck)) = manifests {
             sources.push(Source::File);
-            let manifests = Manifests::new(path, node_name.clone(), recheck, features);
+            let manifests = Manifests::new(path, recheck, features, reporter, clock);
             self.spawn(manifests.run(static_pods.clone(), self.stop.clone()));
         }
         if let Some(remote) = manifest_url {

@@ -264,8 +264,13 @@ impl Admission {
             apparmor: *apparmor,
             strict_groups: features.is_some_and(|features| features.supplemental_groups_policy),
             pressure: Pressure::default(),
-            shutting_down: *self.shutting_down.borrow(),
+            shutting_down: self.is_shutting_down(),
         }
+    }
+
+    /// Whether the machine is shutting down, and the pods end before.
+    pub fn is_shutting_down(&self) -> bool {
+        *self.shutting_down.borrow()
     }
 }
 

@@ -11,6 +11,7 @@ use podwright_core::attempts::Attempts;
 use podwright_core::ids::ContainerId;
 use podwright_core::lifecycle::{Change, Lifecycle, Request, Stage};
 use podwright_core::pod::{Pod, ProbeKind};
+use podwright_core::probe::answers::ProbeAnswers;
 use podwright_core::probe::{ProbeVerdict, ProbeVerdicts};
 use tokio::sync::watch;
 
@@ -39,6 +40,8 @@ pub struct PodHandle {
     pub journal: Mutex<Journal>,
     /// Failed attempts. Written only by the worker; also read by the debug socket.
     pub attempts: Mutex<Attempts>,
+    /// Written by the prober, read by the debug socket.
+    pub answers: Mutex<ProbeAnswers>,
 }
 
 impl PodHandle {
@@ -50,6 +53,7 @@ impl PodHandle {
             notified: watch::Sender::new(0),
             journal: Mutex::default(),
             attempts: Mutex::default(),
+            answers: Mutex::default(),
         })
     }
 

@@ -5,6 +5,7 @@
 //! an API server events are only logged.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -15,9 +16,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
 use podwright_core::event::{Correlation, Correlator, EventRate, IncomingEvent};
+use podwright_core::explain::excerpt;
 use podwright_core::pod::{Container, Pod};
 use podwright_core::throttle::Throttle;
 use podwright_host::clock::Clock;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +29,9 @@ use crate::report::heartbeat::own_node::OwnNode;
 /// A full queue means that the API server is unreachable, or that the node's event rate is exceeded
 /// for long; further events are dropped.
 const QUEUE: usize = 1024;
+/// Events that are kept for `podwright top`, and the characters of their messages.
+const RECENT: usize = 128;
+const RECENT_LENGTH: usize = 200;
 const TRIES: u32 = 12;
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -65,13 +71,80 @@ pub struct Recorder {
     last: Arc<Mutex<Timestamp>>,
     /// Events that did not fit into the queue.
     dropped: Arc<AtomicU64>,
+    recent: RecentEvents,
+}
+
+/// An event as `podwright top` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecentEvent {
+    #[serde(rename = "at")]
+    pub at: Timestamp,
+    #[serde(rename = "warning")]
+    pub warning: bool,
+    #[serde(rename = "kind")]
+    pub kind: String,
+    #[serde(rename = "namespace")]
+    pub namespace: String,
+    #[serde(rename = "name")]
+    pub name: String,
+    #[serde(rename = "reason")]
+    pub reason: String,
+    /// An excerpt.
+    #[serde(rename = "message")]
+    pub message: String,
+    /// How often it came in a row.
+    #[serde(rename = "times")]
+    pub times: u32,
+}
+
+/// The last events of this agent, the oldest first. The API keeps more and longer, but not every
+/// node has one.
+#[derive(Clone, Debug, Default)]
+pub struct RecentEvents(Arc<Mutex<VecDeque<RecentEvent>>>);
+
+impl RecentEvents {
+    pub fn list(&self) -> Vec<RecentEvent> {
+        self.0.lock().iter().cloned().collect()
+    }
+
+    fn note(&self, occurrence: &Occurrence) {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let object = &occurrence.object;
+        let event = RecentEvent {
+            at: occurrence.at,
+            warning: occurrence.severity == Severity::Warning,
+            kind: text(&object.kind),
+            namespace: text(&object.namespace),
+            name: text(&object.name),
+            reason: occurrence.reason.to_string(),
+            message: excerpt(&occurrence.message, RECENT_LENGTH),
+            times: 1,
+        };
+        let mut recent = self.0.lock();
+        if let Some(last) = recent.back_mut()
+            && (RecentEvent { at: last.at, times: last.times, ..event.clone() }) == *last
+        {
+            last.at = event.at;
+            last.times = last.times.saturating_add(1);
+            return;
+        }
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(event);
+    }
 }
 
 impl Recorder {
     /// A recorder and the receiver for [`deliver`].
     pub fn new(clock: Clock) -> (Self, mpsc::Receiver<Occurrence>) {
         let (queue, events) = mpsc::channel(QUEUE);
-        (Self { queue, clock, last: Arc::default(), dropped: Arc::default() }, events)
+        let (last, dropped, recent) = (Arc::default(), Arc::default(), RecentEvents::default());
+        (Self { queue, clock, last, dropped, recent }, events)
+    }
+
+    pub fn recent(&self) -> RecentEvents {
+        self.recent.clone()
     }
 
     pub fn pod(
@@ -132,6 +205,7 @@ impl Recorder {
             *last
         };
         let occurrence = Occurrence { object, severity, reason, message, at, unique };
+        self.recent.note(&occurrence);
         if self.queue.try_send(occurrence).is_err() {
             let dropped = self.dropped.fetch_add(1, Relaxed).saturating_add(1);
             tracing::debug!(dropped, "event queue full, event dropped");

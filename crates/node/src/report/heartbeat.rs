@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::lease::LeaseRenewer;
 pub use self::observer::StatusObserver;
+pub(crate) use self::observer::problems;
 use self::own_node::OwnNode;
 use crate::report::events::{Recorder, Severity};
 use crate::runtime::state::NodeState;
@@ -393,7 +394,7 @@ async fn within<T>(
 /// Waits for a change. A node without graceful shutdown has none.
 async fn changed(shutting_down: &mut watch::Receiver<bool>) {
     if shutting_down.changed().await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::log::{LogUnavailable, Selection, instance_to_read};
+use podwright_core::observed::Instance;
 use podwright_core::pod::Pod;
 use podwright_cri as cri;
 
@@ -24,6 +25,9 @@ use directory_watch::DirectoryWatch;
 pub use dirs::LogDirs;
 use read::{Follow, Liveness, Reader};
 pub(crate) use removal::{remove, remove_now};
+
+/// Bytes that the last lines of a log may have.
+const TAIL_LIMIT: u64 = 64 * 1024;
 
 /// A log request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +94,20 @@ impl Logs {
         let opened =
             Reader::open_in(Some(self.dirs.clone()), &path, wanted.selection.clone(), follow).await;
         opened.map_err(unreadable)
+    }
+
+    /// The last lines of an instance that ended.
+    pub async fn tail(&self, instance: &Instance, lines: u64) -> std::io::Result<Vec<String>> {
+        let Some(path) = &instance.log_path else { return Ok(Vec::new()) };
+        let path = self.dirs.resolve(Path::new(path))?;
+        let limit_bytes = Some(TAIL_LIMIT);
+        let selection = Selection { tail: Some(lines), limit_bytes, ..Selection::default() };
+        let mut reader = Reader::open_in(Some(self.dirs.clone()), &path, selection, None).await?;
+        let mut text = Vec::new();
+        while let Some(piece) = reader.next().await {
+            text.extend_from_slice(&piece?);
+        }
+        Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect())
     }
 
     async fn log_of(&self, pod: &Pod, id: &ContainerId) -> Option<PathBuf> {

@@ -7,12 +7,21 @@
 //!
 //! | path | response |
 //! |---|---|
+//! | `/node` | why the node is Ready or not, and which pods are stuck: a [`NodeExplanation`] |
 //! | `/pods` | all pods: [`PodLine`]s |
+//! | `/reasons` | why each pod is in its state, in one line: [`PodReason`]s |
 //! | `/pods/{uid}/why` | an [`Explanation`] |
 //! | `/pods/{uid}/case` | the inputs of the next decision, secrets masked |
+//! | `/manifests` | problems of manifest files: [`ManifestProblem`]s |
+//! | `/events` | the last events of the agent: [`RecentEvent`]s |
+//! | `/kubelet/…` | pods, statistics and container logs, as the kubelet server has them |
 //! | `/stop` | the pods that have not stopped yet: [`StoppingPods`]; a POST stops all pods |
 
+mod evidence;
 mod explanation;
+mod kubelet;
+mod node;
+mod reasons;
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -26,6 +35,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
 use podwright_core::backoff::BackoffLimits;
+use podwright_core::explain::pending::{self, PendingReason};
 use podwright_core::ids::PodUid;
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{Case, LocalState};
@@ -42,12 +52,20 @@ use crate::pods::admission::Admission;
 use crate::pods::allocations::Allocations;
 use crate::pods::pod_handle::PodHandle;
 use crate::pods::{PodIndex, StoppingPods};
+use crate::report::events::{RecentEvent, RecentEvents};
 use crate::report::status::StatusManager;
 use crate::resources::cgroups::Cgroups;
 use crate::runtime::pleg::Pleg;
 use crate::runtime::state::NodeState;
+use crate::sources::problems::{ManifestProblem, ManifestProblems};
 
-pub use explanation::{ContainerLine, Explanation, FailedOperation};
+pub use evidence::{Evidence, EvidenceSources};
+pub use explanation::{
+    ContainerLine, EndedLine, ExitLine, Explanation, FailedOperation, ProbeLine, VolumeLine,
+};
+pub use kubelet::LocalServer;
+pub use node::{ConditionLine, NodeExplanation};
+pub use reasons::PodReason;
 
 /// File name of the socket in the root directory.
 pub const SOCKET: &str = "podwright.sock";
@@ -96,6 +114,10 @@ pub struct DebugSocketDependencies {
     pub admission: Arc<Admission>,
     pub node_name: Arc<str>,
     pub cases: CaseSources,
+    pub evidence: EvidenceSources,
+    pub manifests: ManifestProblems,
+    pub events: RecentEvents,
+    pub kubelet: LocalServer,
 }
 
 /// Binds the socket; the returned future serves requests until stopped.
@@ -108,7 +130,12 @@ pub fn serve(
     let listener = listen(root).map_err(|source| BindError { path: path.clone(), source })?;
     let socket = Arc::new(dependencies);
     let router = Router::new()
+        .route("/node", get(node::node))
         .route("/pods", get(pods))
+        .route("/reasons", get(reasons::reasons))
+        .route("/manifests", get(manifests))
+        .route("/events", get(recent_events))
+        .route("/kubelet/{*path}", get(kubelet::forward))
         .route("/pods/{uid}/why", get(why))
         .route("/pods/{uid}/case", get(case))
         .route("/stop", get(stopping).post(stop_pods))
@@ -152,6 +179,20 @@ impl DebugSocketDependencies {
         let known = self.pod_index.resolve(uid).and_then(|pod| self.pod_index.handle(&pod.uid));
         // A pod that no source names may still be terminating.
         known.or_else(|| self.pod_index.handle(&PodUid::new(uid)))
+    }
+
+    /// What a pod needs and the node does not have, beside its other pods.
+    fn missing(&self, pod: &Pod) -> Vec<PendingReason> {
+        let own_node = self.admission.own_node();
+        let Some(node) = own_node.borrow().object().cloned() else { return Vec::new() };
+        let pods = self.pod_index.pods();
+        let counts = |other: &&Arc<Pod>| {
+            other.uid != pod.uid
+                && !other.api_phase.is_terminal()
+                && matches!(self.admission.earlier_decision(&other.uid), Some(Ok(())))
+        };
+        let others: Vec<&Arc<Pod>> = pods.iter().filter(counts).collect();
+        pending::reasons(pod, &others, &node)
     }
 
     fn lines(&self) -> Vec<PodLine> {
@@ -225,11 +266,30 @@ async fn why(
         let pod = socket.pod_index.resolve(&uid).ok_or(StatusCode::NOT_FOUND)?;
         let (outcome, now) =
             (socket.admission.earlier_decision(&pod.uid), socket.cases.clock.now().wall);
-        return Ok(Json(Explanation::without_a_worker(&pod, outcome, now)));
+        let pending = match outcome {
+            Some(Err(_)) => socket.missing(&pod),
+            Some(Ok(())) | None => Vec::new(),
+        };
+        let status = socket.cases.status.last_report(&pod);
+        let status = status.as_deref();
+        return Ok(Json(Explanation::without_a_worker(&pod, outcome, status, pending, now)));
     };
     let case = socket.cases.case(&handle).await;
+    let evidence = socket.evidence.read(&case, &handle, &socket.cases.status).await;
     let journal = handle.journal.lock().clone();
-    Ok(Json(Explanation::of(&case, &journal)))
+    Ok(Json(Explanation::of(&case, &journal, &evidence)))
+}
+
+async fn manifests(
+    State(socket): State<Arc<DebugSocketDependencies>>,
+) -> Json<Vec<ManifestProblem>> {
+    Json(socket.manifests.list())
+}
+
+async fn recent_events(
+    State(socket): State<Arc<DebugSocketDependencies>>,
+) -> Json<Vec<RecentEvent>> {
+    Json(socket.events.list())
 }
 
 async fn case(

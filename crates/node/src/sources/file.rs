@@ -17,15 +17,19 @@ use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use k8s_openapi::api::core::v1;
 use podwright_core::pod::Source;
 use podwright_core::pod::features::PodFeatures;
-use podwright_core::pod::manifest::{self, ManifestError, Origin};
+use podwright_core::pod::manifest::{self, ManifestError, Origin, UnknownField};
 use podwright_core::pod::merge::SourceUpdate;
+use podwright_host::clock::Clock;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::problems::{ManifestEffect, ManifestProblem, ManifestReporter};
 use crate::pods::Delivery;
 
 /// Larger files are not manifests.
 const MAX_SIZE: u64 = 10 * 1024 * 1024;
+/// Unknown fields of a manifest that are named.
+const SHOWN: usize = 5;
 /// Editors write in bursts; one read after the burst is enough.
 const SETTLE: Duration = Duration::from_millis(20);
 
@@ -49,13 +53,20 @@ pub struct Manifests {
     features: PodFeatures,
     /// The last valid pod of each file.
     valid: BTreeMap<PathBuf, v1::Pod>,
-    /// Problems already logged, so that each is logged once.
-    logged: BTreeMap<PathBuf, String>,
+    reporter: ManifestReporter,
+    clock: Clock,
 }
 
 impl Manifests {
-    pub fn new(path: PathBuf, node: Arc<str>, recheck: Duration, features: PodFeatures) -> Self {
-        Self { path, node, recheck, features, valid: BTreeMap::new(), logged: BTreeMap::new() }
+    pub fn new(
+        path: PathBuf,
+        recheck: Duration,
+        features: PodFeatures,
+        reporter: ManifestReporter,
+        clock: Clock,
+    ) -> Self {
+        let node = reporter.node.clone();
+        Self { path, node, recheck, features, valid: BTreeMap::new(), reporter, clock }
     }
 
     /// Delivers the whole set, again after every change, until stopped.
@@ -134,31 +145,38 @@ impl Manifests {
         let files = match files(&self.path) {
             Ok(files) => files,
             Err(error) => {
-                self.log_problem(&self.path.clone(), format!("cannot list the directory: {error}"));
+                self.report(&self.path, None, format!("cannot list the directory: {error}"));
                 // Which files were removed is unknown; keep all pods.
                 return self.valid.values().cloned().collect();
             }
         };
         self.valid.retain(|path, _| files.contains(path));
-        self.logged.retain(|path, _| files.contains(path) || *path == self.path);
+        self.reporter.retain(|known| files.iter().any(|file| file.to_string_lossy() == known));
         for file in files {
             match self.read(&file) {
-                Ok(pod) => {
-                    if self.logged.remove(&file).is_some() {
-                        tracing::info!(file = %file.display(), "manifest is valid again");
-                    }
+                Ok((pod, unknown)) => {
+                    self.report_unknown(&file, &unknown);
                     self.valid.insert(file, pod);
                 }
                 Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                    self.reporter.fine(&file.to_string_lossy());
                     self.valid.remove(&file);
                 }
-                Err(error) => self.log_problem(&file, crate::error_chain::chain(&error)),
+                Err(error) => {
+                    let (line, text) = match &error {
+                        ReadError::Manifest(error) => (error.line(), error.detail()),
+                        other @ (ReadError::Io(_) | ReadError::TooLarge | ReadError::NotText) => {
+                            (None, crate::error_chain::chain(other))
+                        }
+                    };
+                    self.report(&file, line, text);
+                }
             }
         }
         last_of_each_name(self.valid.values())
     }
 
-    fn read(&self, file: &Path) -> Result<v1::Pod, ReadError> {
+    fn read(&self, file: &Path) -> Result<(v1::Pod, Vec<UnknownField>), ReadError> {
         let mut bytes = Vec::new();
         // Not by the size in its metadata: the file may grow, or be a device without end.
         let read = File::open(file)?.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
@@ -169,21 +187,31 @@ impl Manifests {
         let location = file.to_string_lossy();
         let (source, features) = (Source::File, self.features);
         let origin = Origin { source, location: &location, node: &self.node, features };
-        Ok(manifest::pod(&text, origin)?)
+        Ok(manifest::read(&text, origin)?)
     }
 
-    fn log_problem(&mut self, file: &Path, problem: String) {
-        if self.logged.get(file) == Some(&problem) {
-            return;
-        }
-        let kept = self.valid.contains_key(file);
-        tracing::warn!(
-            file = %file.display(),
-            error = problem,
-            kept,
-            "invalid manifest, ignored until fixed; the last valid pod keeps running"
-        );
-        self.logged.insert(file.to_owned(), problem);
+    fn report(&self, file: &Path, line: Option<u64>, error: String) {
+        let effect = match self.valid.contains_key(file) {
+            true => ManifestEffect::PreviousVersionRuns,
+            false => ManifestEffect::Ignored,
+        };
+        self.report_as(file, line, error, effect);
+    }
+
+    fn report_as(&self, file: &Path, line: Option<u64>, error: String, effect: ManifestEffect) {
+        let (file, since) = (file.to_string_lossy().into_owned(), self.clock.now().wall);
+        self.reporter.report(&ManifestProblem { file, line, error, effect, since });
+    }
+
+    fn report_unknown(&self, file: &Path, unknown: &[UnknownField]) {
+        let Some(first) = unknown.first() else {
+            return self.reporter.fine(&file.to_string_lossy());
+        };
+        let fields: Vec<&str> = unknown.iter().map(|it| it.field.as_str()).take(SHOWN).collect();
+        let more = unknown.len() - fields.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let error = format!("unknown fields: {}{more}", fields.join(", "));
+        self.report_as(file, first.line, error, ManifestEffect::FieldsIgnored);
     }
 }
 
@@ -224,13 +252,20 @@ fn last_of_each_name<'a>(pods: impl Iterator<Item = &'a v1::Pod>) -> Vec<v1::Pod
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::report::events::Recorder;
+    use crate::sources::problems::ManifestProblems;
 
     #[test]
     fn manifest_of_more_than_ten_mebibytes_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pod.yaml");
+        let clock = Clock::real();
+        let (events, _recorded) = Recorder::new(clock.clone());
+        let problems = ManifestProblems::default();
+        let reporter = ManifestReporter { problems, events, node: "n".into() };
+        let recheck = Duration::from_secs(1);
         let manifests =
-            Manifests::new(path.clone(), "n".into(), Duration::from_secs(1), PodFeatures::DEFAULT);
+            Manifests::new(path.clone(), recheck, PodFeatures::DEFAULT, reporter, clock);
         let file = File::create(&path).unwrap();
         for (size, is_refused) in [(MAX_SIZE, false), (MAX_SIZE + 1, true), (1 << 40, true)] {
             file.set_len(size).unwrap();

@@ -33,7 +33,7 @@ use crate::report::events::{Recorder, Severity};
 use crate::report::status::StatusManager;
 use crate::runtime::pleg::Pleg;
 use crate::telemetry::metrics::{Metrics, ProbeSeries};
-use run::run_probe;
+use run::{ProbeRun, run_probe};
 
 /// The components of the node that a prober uses.
 pub struct ProbeContext {
@@ -58,7 +58,7 @@ pub struct Prober {
 /// The result of one probe and when it began.
 struct ProbeResult {
     due: DueProbe,
-    outcome: ProbeOutcome,
+    run: ProbeRun,
     began: Instant,
 }
 
@@ -161,17 +161,21 @@ impl Prober {
         let (context, pod) = (self.context.clone(), pod.clone());
         async move {
             let began = Instant::now();
-            let outcome = run_probe(&context, &pod, &due, address).await;
-            ProbeResult { due, outcome, began }
+            let run = run_probe(&context, &pod, &due, address).await;
+            ProbeResult { due, run, began }
         }
     }
 
     fn handle_result(&mut self, pod: &Pod, result: ProbeResult) {
-        let ProbeResult { due, outcome, began } = result;
-        let handled = self.schedule.record(&due, &outcome, self.context.clock.now().mono);
+        let ProbeResult { due, run: ProbeRun { outcome, answer }, began } = result;
+        let now = self.context.clock.now();
+        let handled = self.schedule.record(&due, &outcome, now.mono);
         if !handled.current {
             return;
         }
+        let said = (&outcome, answer.as_deref());
+        let DueProbe { container, instance, kind } = &due;
+        self.handle.answers.lock().record(container, *kind, instance, said, now.wall);
         self.count(pod, &due, &outcome, began);
         if handled.counts
             && let Some(event) = outcome.event(due.kind)

@@ -7,6 +7,7 @@
 mod cgroups;
 mod kernel;
 mod machine;
+mod manifests;
 mod network;
 mod node;
 mod privileges;
@@ -111,6 +112,7 @@ pub fn run(arguments: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let machine = LocalMachine::new();
     let standalone_node = StandaloneNode::read(&std::path::absolute(&arguments.state_dir)?);
     let mut findings = standalone_node.examine();
+    findings.extend(manifests::examine(&standalone_node.roots()));
     let plan = match planned(arguments, &standalone_node)? {
         Ok(plan) => {
             if let Some(file) = &arguments.config {

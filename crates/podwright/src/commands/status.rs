@@ -1,9 +1,11 @@
 //! `podwright status`: summary of the node and its pods.
 //!
-//! Pods are read from the runtime, so that they are shown even when the agent is down; requested
-//! resources are read from the API server, if it responds.
+//! The pods are those of the API server, with the figures that `kubectl get pods` prints and the
+//! reason of each that is not well. While the API server does not respond, they are read from the
+//! runtime, so that they are shown even when the agent is down.
 
 pub(super) mod node;
+pub(super) mod pod;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,15 +13,21 @@ use std::time::Duration;
 
 use anyhow::Context;
 use jiff::Timestamp;
-use podwright_core::ids::{PodName, PodUid};
+use podwright_core::ids::PodName;
 use podwright_core::image::download::ImageDownload;
-use podwright_core::observed::{Instance, ObservedPod, State};
+use podwright_core::observed::ObservedPod;
 use podwright_core::time::Mono;
 use podwright_cri::Client;
+use podwright_node::server::debug_socket::PodReason;
+use podwright_node::sources::problems::ManifestProblem;
 use serde::Serialize;
 
 use self::node::NodeLine;
+use self::pod::PodLine;
 use super::images::list::bytes;
+use super::objects::Objects;
+use super::why::agent::Agent as DebugSocket;
+use super::why::page::manifest_text;
 use crate::cli::{Output, StatusArgs};
 use crate::printable::printable;
 use crate::service;
@@ -32,29 +40,6 @@ use crate::standalone::supervisor::SupervisionNote;
 const PODS_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longer than a healthy containerd needs.
 const DOWNLOADS_TIMEOUT: Duration = Duration::from_secs(5);
-
-#[derive(Debug, Serialize)]
-struct PodLine {
-    #[serde(rename = "namespace")]
-    namespace: String,
-    #[serde(rename = "name")]
-    name: String,
-    #[serde(rename = "uid")]
-    uid: String,
-    #[serde(rename = "readySandbox")]
-    ready_sandbox: bool,
-    #[serde(rename = "ip")]
-    ip: Option<String>,
-    /// Number of running containers.
-    #[serde(rename = "running")]
-    running: usize,
-    #[serde(rename = "containers")]
-    containers: usize,
-    #[serde(rename = "restarts")]
-    restarts: u32,
-    #[serde(rename = "since")]
-    since: Option<Timestamp>,
-}
 
 #[derive(Debug, Serialize)]
 struct Status {
@@ -73,36 +58,14 @@ struct Status {
     /// Images that are being pulled, if the runtime is containerd.
     #[serde(rename = "pulling")]
     pulling: Vec<ImageDownload>,
+    /// Manifests that are not used as they are written.
+    #[serde(rename = "manifests")]
+    manifests: Vec<ManifestProblem>,
 }
 
 pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
-    let (mut runtime, mut pods, mut pulling) = (false, Vec::new(), Vec::new());
-    if let Some(record) = layout.record()? {
-        let of_node = Runtime::of(&layout, &record)?;
-        runtime = service::runtime()?.block_on(of_node.is_up())?;
-        if runtime {
-            let read = service::runtime()?.block_on(async {
-                let client = of_node.client()?;
-                let pods = tokio::time::timeout(PODS_TIMEOUT, self::pods(&client)).await??;
-                // Other runtimes do not report it.
-                let pulling = tokio::time::timeout(DOWNLOADS_TIMEOUT, client.downloads()).await;
-                anyhow::Ok((pods, pulling.ok().and_then(Result::ok).unwrap_or_default()))
-            });
-            match read {
-                Ok(read) => (pods, pulling) = read,
-                // It is hanging or starting: the agent says which.
-                Err(_) => runtime = false,
-            }
-        }
-    }
-    let agent = Agent::of(&layout).daemon().running()?.is_some();
-    let node = match agent {
-        true => service::runtime()?.block_on(node::read(&layout.kubeconfig())),
-        false => None,
-    };
-    let containerd = agent.then(|| SupervisionNote::read(&layout)).flatten();
-    let status = Status { agent, runtime, containerd, node, pods, pulling };
+    let status = service::runtime()?.block_on(read(&layout))?;
     let mut out = std::io::stdout();
     match arguments.output {
         Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&status)?)?,
@@ -111,7 +74,52 @@ pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn pods(client: &Client) -> anyhow::Result<Vec<PodLine>> {
+async fn read(layout: &Layout) -> anyhow::Result<Status> {
+    let now = Timestamp::now();
+    let of_node = layout.record()?.map(|record| Runtime::of(layout, &record)).transpose()?;
+    let mut runtime = match &of_node {
+        Some(of_node) => of_node.is_up().await?,
+        None => false,
+    };
+    let agent = Agent::of(layout).daemon().running()?.is_some();
+    let objects = match agent {
+        true => Objects::read(&layout.kubeconfig()).await.ok(),
+        false => None,
+    };
+    let (mut reasons, mut manifests) = (Vec::<PodReason>::new(), Vec::new());
+    // Best effort: an agent that is starting has no socket yet.
+    if agent && let Ok(socket) = DebugSocket::find(&[layout.root_dir()]).await {
+        reasons = socket.ask("/reasons").await.unwrap_or_default();
+        manifests = socket.ask("/manifests").await.unwrap_or_default();
+    }
+    let node = objects.as_ref().and_then(Objects::node);
+    let pods = match (&objects, &of_node) {
+        (Some(objects), _) => pod::of_api(&objects.pods, &reasons, now),
+        (None, Some(of_node)) if runtime => {
+            match tokio::time::timeout(PODS_TIMEOUT, of_runtime(&of_node.client()?)).await {
+                Ok(Ok(pods)) => pods.iter().map(|pod| pod::of_runtime(pod, now)).collect(),
+                // It is hanging or starting: the agent says which.
+                Ok(Err(_)) | Err(_) => {
+                    runtime = false;
+                    Vec::new()
+                }
+            }
+        }
+        (None, _) => Vec::new(),
+    };
+    let mut pulling = Vec::new();
+    if runtime && let Some(of_node) = &of_node {
+        let client = of_node.client()?;
+        // Only containerd reports it.
+        let downloads = tokio::time::timeout(DOWNLOADS_TIMEOUT, client.downloads()).await;
+        pulling = downloads.ok().and_then(Result::ok).unwrap_or_default();
+    }
+    let containerd = agent.then(|| SupervisionNote::read(layout)).flatten();
+    Ok(Status { agent, runtime, containerd, node, pods, pulling, manifests })
+}
+
+/// The newest pod of each name.
+async fn of_runtime(client: &Client) -> anyhow::Result<Vec<ObservedPod>> {
     let listed = client.list_pods().await.context("the container runtime does not respond")?;
     let mut newest: BTreeMap<PodName, ObservedPod> = BTreeMap::new();
     for (uid, name, _) in listed.pods() {
@@ -123,28 +131,7 @@ async fn pods(client: &Client) -> anyhow::Result<Vec<PodLine>> {
             Some(_) | None => drop(newest.insert(name.clone(), observed)),
         }
     }
-    Ok(newest.into_values().map(|pod| line(&pod)).collect())
-}
-
-fn line(pod: &ObservedPod) -> PodLine {
-    let mut names: Vec<&str> = pod.instances.iter().map(|i| &*i.container).collect();
-    names.sort_unstable();
-    names.dedup();
-    let current: Vec<&Instance> = names.iter().filter_map(|name| pod.newest(name)).collect();
-    let ready = pod.ready_sandbox();
-    let ip = ready.and_then(|s| s.ips.as_ref()?.first().map(ToString::to_string));
-    let uid: &PodUid = &pod.uid;
-    PodLine {
-        namespace: pod.name.namespace.to_string(),
-        name: pod.name.name.to_string(),
-        uid: uid.to_string(),
-        ready_sandbox: ready.is_some(),
-        ip,
-        running: current.iter().filter(|i| matches!(i.state, State::Running { .. })).count(),
-        containers: current.len(),
-        restarts: current.iter().map(|i| i.attempt).sum(),
-        since: pod.newest_sandbox().map(|s| s.created),
-    }
+    Ok(newest.into_values().collect())
 }
 
 fn text(status: &Status, now: Timestamp) -> String {
@@ -165,80 +152,106 @@ fn text(status: &Status, now: Timestamp) -> String {
         text.push_str(&format!("pulling {image}: {percent}% of {total} at {rate}/s\n"));
     }
     if status.pods.is_empty() {
-        // Pods keep running without their runtime, but only it knows them.
-        let runs = status.runtime || !status.agent;
-        text.push_str(if runs { "no pods\n" } else { "pods unknown until the runtime runs\n" });
-        return text;
+        // Pods keep running without their runtime and API server, but only these know them.
+        let known = status.runtime || !status.agent || status.node.is_some();
+        text.push_str(if known { "no pods\n" } else { "pods unknown until the runtime runs\n" });
+    } else {
+        text.push_str(&table(&status.pods));
     }
-    let mut rows =
-        vec![["NAMESPACE", "NAME", "RUNNING", "RESTARTS", "IP", "AGE"].map(str::to_owned)];
-    rows.extend(status.pods.iter().map(|pod| {
-        let age = pod.since.map_or(0, |since| now.duration_since(since).as_secs().max(0));
-        [
-            pod.namespace.clone(),
-            pod.name.clone(),
-            format!("{}/{}", pod.running, pod.containers),
-            pod.restarts.to_string(),
-            pod.ip.clone().unwrap_or_else(|| "-".into()),
-            short_age(age),
-        ]
-    }));
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..6).map(width).collect();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
+    for manifest in &status.manifests {
+        text.push_str(&format!("manifest {}\n", printable(&manifest_text(manifest))));
     }
     text
 }
 
-/// `5s`, `3m`, `2h`, `4d`.
-fn short_age(seconds: i64) -> String {
-    match seconds {
-        s if s < 120 => format!("{s}s"),
-        s if s < 7200 => format!("{}m", s / 60),
-        s if s < 172_800 => format!("{}h", s / 3600),
-        s => format!("{}d", s / 86_400),
+/// The pods, and below each that is not well its reason.
+fn table(pods: &[PodLine]) -> String {
+    let header = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP"];
+    let cells = |pod: &PodLine| {
+        [
+            pod.namespace.clone(),
+            pod.name.clone(),
+            format!("{}/{}", pod.ready, pod.containers),
+            printable(&pod.status).into_owned(),
+            pod.restarts_text.clone(),
+            pod.age.clone(),
+            pod.ip.clone().unwrap_or_else(|| "<none>".into()),
+        ]
+    };
+    let rows: Vec<[String; 7]> =
+        std::iter::once(header.map(str::to_owned)).chain(pods.iter().map(cells)).collect();
+    let mut widths = [0; 7];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.len().max(*width);
+        }
     }
+    let reasons = std::iter::once(None).chain(pods.iter().map(|pod| pod.reason.as_deref()));
+    let mut text = String::new();
+    for (row, reason) in rows.iter().zip(reasons) {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+        if let Some(reason) = reason {
+            text.push_str(&format!("  {}\n", printable(reason)));
+        }
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
+    use podwright_node::sources::problems::ManifestEffect;
+
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_a_missing_ip_is_a_dash() {
-        let pod = |name: &str, ip: Option<&str>| PodLine {
+    fn columns_are_aligned_and_each_pod_that_is_not_well_has_its_reason() {
+        let pod = |name: &str, ip: Option<&str>, status: &str, reason: Option<&str>| PodLine {
             namespace: "default".into(),
             name: name.into(),
             uid: "u".into(),
             ready_sandbox: ip.is_some(),
             ip: ip.map(Into::into),
+            ready: 1,
             running: 1,
             containers: 2,
-            restarts: 0,
+            status: status.into(),
+            reason: reason.map(Into::into),
+            restarts: 3,
             since: Some(Timestamp::UNIX_EPOCH),
+            restarts_text: "3 (9s ago)".into(),
+            age: "5m".into(),
         };
-        let pods = vec![pod("a", Some("10.0.0.2")), pod("longer", None)];
-        let now = Timestamp::from_second(300).unwrap();
+        let pods = vec![
+            pod("a", Some("10.0.0.2"), "Running", None),
+            pod("longer", None, "CrashLoopBackOff", Some("app: \u{1b}[2J back-off")),
+        ];
+        let manifests = vec![ManifestProblem {
+            file: "/m/web.yaml".into(),
+            line: Some(3),
+            error: "no image".into(),
+            effect: ManifestEffect::Ignored,
+            since: Timestamp::UNIX_EPOCH,
+        }];
         let pulling = vec![ImageDownload {
             image: "r.io/app".into(),
             done: 1_000_000,
             total: 4_000_000,
             rate: 1000,
         }];
+        let (agent, runtime) = (true, true);
         let status =
-            Status { agent: true, runtime: true, containerd: None, node: None, pods, pulling };
+            Status { agent, runtime, containerd: None, node: None, pods, pulling, manifests };
         assert_eq!(
-            text(&status, now),
+            text(&status, Timestamp::UNIX_EPOCH),
             "agent running, runtime running\n\
              pulling r.io/app: 25% of 4.0 MB at 1.0 kB/s\n\
-             NAMESPACE  NAME    RUNNING  RESTARTS  IP        AGE\n\
-             default    a       1/2      0         10.0.0.2  5m\n\
-             default    longer  1/2      0         -         5m\n"
+             NAMESPACE  NAME    READY  STATUS            RESTARTS    AGE  IP\n\
+             default    a       1/2    Running           3 (9s ago)  5m   10.0.0.2\n\
+             default    longer  1/2    CrashLoopBackOff  3 (9s ago)  5m   <none>\n  \
+             app: \\u{1b}[2J back-off\n\
+             manifest /m/web.yaml:3: no image; the manifest is ignored until it is fixed\n"
         );
     }
 }

@@ -16,7 +16,7 @@ use podwright_node::server::Server;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::status::node;
+use super::objects::Objects;
 use crate::agent::{self as node_agent, AgentOptions};
 use crate::cli::UpArgs;
 use crate::config::flags::Flags;
@@ -349,7 +349,7 @@ async fn is_ready(layout: &Layout) -> anyhow::Result<bool> {
     let agent = Agent::of(layout).daemon();
     let deadline = Instant::now() + READY_TIMEOUT;
     while agent.running()?.is_some() {
-        let found = node::read(&layout.kubeconfig()).await;
+        let found = Objects::read(&layout.kubeconfig()).await.ok().and_then(|it| it.node());
         if found.is_some_and(|node| node.ready) {
             return Ok(true);
         }

@@ -1,16 +1,21 @@
 //! `podwright why`: explains what a pod is waiting for, from the debug socket of the agent.
 
-mod agent;
-mod page;
+pub(super) mod agent;
+pub(super) mod page;
+pub(super) mod pending;
 
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
 use podwright_core::plan::Case;
-use podwright_node::server::debug_socket::{Explanation, PodLine};
+use podwright_node::server::debug_socket::{Explanation, NodeExplanation, PodLine};
+use podwright_node::sources::problems::ManifestProblem;
+use serde::Serialize;
 
 use crate::cli::{Output, STATE_DIR, WhyArgs};
+use crate::commands::objects::Objects;
 use crate::config::options::ROOT_DIR;
 use crate::service;
 use crate::standalone::Layout;
@@ -20,21 +25,21 @@ use agent::Agent;
 const SUGGESTIONS: usize = 5;
 
 pub fn run(arguments: &WhyArgs) -> anyhow::Result<()> {
-    let roots = match (&arguments.root_dir, &arguments.state_dir) {
-        (Some(root), _) => vec![std::path::absolute(root)?],
-        (None, Some(state)) => vec![Layout::new(&std::path::absolute(state)?).root_dir()],
-        (None, None) => default_roots(),
-    };
+    let roots = roots(arguments.root_dir.as_deref(), arguments.state_dir.as_deref())?;
     service::runtime()?.block_on(async {
         let agent = Agent::find(&roots).await?;
+        let Some(query) = &arguments.pod else {
+            let node: NodeExplanation = agent.ask("/node").await?;
+            return print(arguments.output, &node, page::node_text);
+        };
         let pods: Vec<PodLine> = agent.ask("/pods").await?;
-        let uid = &resolve(&pods, &arguments.pod)?.uid;
+        let found = match resolve(&pods, query) {
+            Ok(found) => found,
+            Err(unknown) => return elsewhere(&agent, arguments, query, unknown).await,
+        };
+        let uid = &found.uid;
         let explanation: Explanation = agent.ask(&format!("/pods/{uid}/why")).await?;
-        let mut out = std::io::stdout();
-        match arguments.output {
-            Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?,
-            Output::Text => write!(out, "{}", page::text(&explanation))?,
-        }
+        print(arguments.output, &explanation, page::text)?;
         if let Some(file) = &arguments.record {
             let case: Case = agent.ask(&format!("/pods/{uid}/case")).await?;
             record(&case, file)?;
@@ -45,6 +50,64 @@ pub fn run(arguments: &WhyArgs) -> anyhow::Result<()> {
             )?;
         }
         Ok(())
+    })
+}
+
+/// Explains what the agent does not have: a pending pod of the API, a manifest without a pod.
+async fn elsewhere(
+    agent: &Agent,
+    arguments: &WhyArgs,
+    query: &str,
+    unknown: anyhow::Error,
+) -> anyhow::Result<()> {
+    let manifests: Vec<ManifestProblem> = agent.ask("/manifests").await?;
+    if let Some(problem) = manifests.iter().find(|problem| names_manifest(problem, query)) {
+        let page = |problem: &ManifestProblem| page::manifest_page(problem, Timestamp::now());
+        return print(arguments.output, problem, page);
+    }
+    let Some(layout) = Layout::of_root(agent.root()) else { return Err(unknown) };
+    let Ok(objects) = Objects::read(&layout.kubeconfig()).await else { return Err(unknown) };
+    let lines = pending::lines(&objects);
+    // The list of the API is complete, so the error names similar pods of both.
+    let uid = &resolve(&lines, query)?.uid;
+    let Some(explanation) = pending::explain(&objects, uid, Timestamp::now()) else {
+        return Err(unknown);
+    };
+    print(arguments.output, &explanation, page::text)
+}
+
+/// Whether a query is the path of a manifest, its file name, or that without the extension.
+fn names_manifest(problem: &ManifestProblem, query: &str) -> bool {
+    let file = Path::new(&problem.file);
+    let query = Path::new(query);
+    [Some(file.as_os_str()), file.file_name(), file.file_stem()]
+        .into_iter()
+        .flatten()
+        .any(|name| name == query.as_os_str())
+}
+
+fn print<T: Serialize>(
+    output: Output,
+    value: &T,
+    page: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    match output {
+        Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(value)?)?,
+        Output::Text => write!(out, "{}", page(value))?,
+    }
+    Ok(())
+}
+
+/// The root directories in which an agent may respond.
+pub(super) fn roots(
+    root_dir: Option<&Path>,
+    state_dir: Option<&Path>,
+) -> anyhow::Result<Vec<PathBuf>> {
+    Ok(match (root_dir, state_dir) {
+        (Some(root), _) => vec![std::path::absolute(root)?],
+        (None, Some(state)) => vec![Layout::new(&std::path::absolute(state)?).root_dir()],
+        (None, None) => default_roots(),
     })
 }
 
@@ -144,6 +207,26 @@ mod tests {
         }
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "a case\n");
         assert!(!target.exists());
+    }
+
+    #[test]
+    fn broken_manifest_is_found_by_its_path_and_name() {
+        let problem = ManifestProblem {
+            file: "/etc/manifests/web.yaml".into(),
+            line: None,
+            error: "no image".into(),
+            effect: podwright_node::sources::problems::ManifestEffect::Ignored,
+            since: Timestamp::UNIX_EPOCH,
+        };
+        for (query, found) in [
+            ("web", true),
+            ("web.yaml", true),
+            ("/etc/manifests/web.yaml", true),
+            ("we", false),
+            ("", false),
+        ] {
+            assert_eq!(names_manifest(&problem, query), found, "{query}");
+        }
     }
 
     #[test]

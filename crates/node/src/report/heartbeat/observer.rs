@@ -145,7 +145,12 @@ fn identity_of(identity: machine::Identity) -> node_status::Identity {
     node_status::Identity { machine_id, system_uuid, boot_id, kernel_version, os_image }
 }
 
-fn problems(state: &NodeState, stale: Option<String>, shutting_down: bool) -> Vec<Problem> {
+/// Reasons why the node cannot run pods.
+pub(crate) fn problems(
+    state: &NodeState,
+    stale: Option<String>,
+    shutting_down: bool,
+) -> Vec<Problem> {
     let silent = state.reachable.as_ref().err().cloned().map(Problem::Unresponsive);
     let runtime = state.runtime.as_ref().err().cloned().map(Problem::Runtime);
     let network = state.network.as_ref().err().cloned().map(Problem::Network);

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 use super::{Finding, Plan};
-use crate::commands::status::node::{self, NodeLine};
+use crate::commands::objects::Objects;
+use crate::commands::status::node::NodeLine;
+use crate::config::options::ROOT_DIR;
 use crate::service;
 use crate::standalone::agent::Agent;
 use crate::standalone::containerd::Containerd;
@@ -58,8 +60,28 @@ impl StandaloneNode {
         }
     }
 
-    /// The default plan: with the runtime and network of a running node, if there is one.
+    /// The root directories of agents whose manifests are checked.
+    pub(super) fn roots(&self) -> Vec<PathBuf> {
+        let mut roots = vec![PathBuf::from(ROOT_DIR)];
+        match self {
+            Self::Here(node) => roots.push(node.layout.root_dir()),
+            Self::Unreadable(_) | Self::Absent => {}
+        }
+        roots
+    }
+
+    /// The default plan: with the state directory of a node, if there is one, and with its runtime
+    /// and network if it is running.
     pub(super) fn plan(&self) -> Plan {
+        let mut plan = self.plan_of_runtime();
+        match self {
+            Self::Here(node) => node.layout.state().clone_into(&mut plan.options.root_dir),
+            Self::Unreadable(_) | Self::Absent => {}
+        }
+        plan
+    }
+
+    fn plan_of_runtime(&self) -> Plan {
         match self {
             Self::Here(node) if node.runtime => {
                 let mut plan = Plan::with_runtime(Some(&node.endpoint));
@@ -89,7 +111,7 @@ impl Node {
         let runtime = Runtime::of(layout, record)?;
         let agent = Agent::of(layout).daemon().running()?.is_some();
         let reactor = service::runtime()?;
-        let read = async || node::read(&layout.kubeconfig()).await;
+        let read = async || Objects::read(&layout.kubeconfig()).await.ok()?.node();
         let reported = if agent { reactor.block_on(read()) } else { None };
         let private = record.up_options.runtime.is_none();
         Ok(Self {
@@ -228,6 +250,7 @@ mod tests {
         let plan = node(true, true, Some(true)).plan();
         assert_eq!(plan.configuration.container_runtime_endpoint, "unix:///run/s.sock");
         assert_eq!(plan.networks, Path::new("/s/cni/net.d"));
+        assert_eq!(plan.options.root_dir, Path::new("/s"), "the disk of the node is checked");
         let default = Plan::with_runtime(None);
         let stopped = node(true, false, None).plan();
         assert_eq!(stopped.networks, default.networks);

@@ -1,19 +1,12 @@
 //! Node summary: readiness, and resources requested by pods of what is allocatable.
 
 use std::fmt;
-use std::path::Path;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Api;
-use kube::api::ListParams;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use podwright_api::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amount};
 use podwright_api::quantity::Quantity;
+use podwright_core::explain::readable_bytes;
 use serde::Serialize;
-
-/// Generous for a busy machine; if nothing listens, the request fails immediately.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
 pub(in crate::commands) struct NodeLine {
@@ -39,23 +32,7 @@ pub(super) struct Share {
     allocatable: Quantity,
 }
 
-/// Reads the node from the API server; `None` if that fails.
-pub(in crate::commands) async fn read(kubeconfig: &Path) -> Option<NodeLine> {
-    tokio::time::timeout(REQUEST_TIMEOUT, read_node(kubeconfig)).await.ok()?.ok()?
-}
-
-async fn read_node(kubeconfig: &Path) -> anyhow::Result<Option<NodeLine>> {
-    let options = KubeConfigOptions::default();
-    let config = Kubeconfig::read_from(kubeconfig)?;
-    let config = kube::Config::from_custom_kubeconfig(config, &options).await?;
-    let client = kube::Client::try_from(config)?;
-    let all = ListParams::default();
-    let nodes = Api::<Node>::all(client.clone()).list(&all).await?;
-    let pods = Api::<Pod>::all(client).list(&all).await?;
-    Ok(nodes.items.first().map(|node| summary(node, &pods.items)))
-}
-
-fn summary(node: &Node, pods: &[Pod]) -> NodeLine {
+pub(in crate::commands) fn summary(node: &Node, pods: &[Pod]) -> NodeLine {
     let status = node.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
     let listed = status.and_then(|status| status.allocatable.as_ref());
@@ -98,19 +75,17 @@ impl fmt::Display for NodeLine {
         let ready = if self.ready { "Ready" } else { "not ready" };
         write!(
             f,
-            "node {} {ready}, requested: cpu {}, memory {}",
-            self.name, self.cpu, self.memory
+            "node {} {ready}, requested: cpu {} of {}, memory {} of {}",
+            self.name,
+            self.cpu.requested,
+            self.cpu.allocatable,
+            readable_bytes(self.memory.requested.unsigned_value()),
+            readable_bytes(self.memory.allocatable.unsigned_value())
         )?;
         match self.pending {
             0 => writeln!(f),
             pending => writeln!(f, ", {pending} pending"),
         }
-    }
-}
-
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}", self.requested, self.allocatable)
     }
 }
 
