@@ -31,6 +31,7 @@ pub mod cgroup;
 pub mod config;
 pub mod credential;
 pub mod event;
+pub mod eviction;
 pub mod explain;
 pub mod gc;
 pub mod ids;
