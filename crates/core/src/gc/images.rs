@@ -102,7 +102,7 @@ pub struct ImageRemoval {
 pub enum Reclaim {
     /// Just enough.
     Bytes(u64),
-    /// The disk is almost full: all unused images, regardless of age.
+    /// The disk is almost full: all unused images that have their minimum age.
     Everything,
 }
 
@@ -170,14 +170,11 @@ impl ImageRecords {
     }
 
     /// Images that may be removed to free space, the longest unused first. [`Reclaim::is_met`]
-    /// decides how many of them are removed.
-    pub fn reclaimable(&self, what: Reclaim, policy: &ImagePolicy, now: Mono) -> Vec<ImageRemoval> {
-        let min_age = match what {
-            Reclaim::Bytes(_) => policy.min_age,
-            Reclaim::Everything => Duration::ZERO,
-        };
+    /// decides how many of them are removed. One that is younger than its minimum age is kept: it
+    /// was probably just pulled for a pod.
+    pub fn reclaimable(&self, policy: &ImagePolicy, now: Mono) -> Vec<ImageRemoval> {
         let order = self.in_order().into_iter();
-        let old_enough = order.filter(|(_, record)| now.since(record.first_seen) >= min_age);
+        let old_enough = order.filter(|(_, record)| now.since(record.first_seen) >= policy.min_age);
         old_enough.map(|(id, record)| removal(id, record, RemovalReason::Space)).collect()
     }
 

@@ -37,7 +37,7 @@ impl Gc {
         };
         if excess > 0 {
             let enough = Reclaim::Bytes(excess);
-            let order = records.reclaimable(enough, &policy, now);
+            let order = records.reclaimable(&policy, now);
             let (freed, failed) = self.remove_images(&order, enough, &mut records).await;
             errors.extend(failed);
             let Reclaimed { images, bytes } = freed;
@@ -51,15 +51,16 @@ impl Gc {
         GcError::of(errors)
     }
 
-    /// Removes every unused image, regardless of its age: the disk is almost full.
+    /// Removes every unused image that has its minimum age: the disk is almost full.
     pub async fn reclaim_images(&self) -> Result<Reclaimed, GcError> {
         let mut records = self.images.lock().await;
         let now = self.clock.now().mono;
         let there = self.listed_images().await?;
         records.note(&there, &self.images_in_use().await?, now);
-        let what = Reclaim::Everything;
-        let everything = records.reclaimable(what, &self.settings.images, now);
-        let (reclaimed, errors) = self.remove_images(&everything, what, &mut records).await;
+        let unused = records.reclaimable(&self.settings.images, now);
+        let (reclaimed, errors) =
+            self.remove_images(&unused, Reclaim::Everything, &mut records).await;
+        self.pulled.forget_all_but(&records.ids().collect::<Vec<_>>());
         GcError::of(errors).map(|()| reclaimed)
     }
 
