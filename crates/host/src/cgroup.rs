@@ -11,6 +11,7 @@
 mod access;
 mod detail;
 mod directory;
+mod memory_watch;
 mod pressure;
 mod processes;
 pub mod systemd;
@@ -29,6 +30,7 @@ use podwright_core::ids::PodUid;
 
 pub use self::access::{Access, Accesses, Io};
 pub use self::detail::{Detail, Throttling};
+pub use self::memory_watch::{MemoryWatch, PolledWatch};
 pub use self::pressure::{Pressure, Stall};
 pub use self::processes::Processes;
 use self::systemd::{UnitError, Units};
@@ -293,6 +295,35 @@ impl Cgroups {
         self.blocking(name, |inner, path| inner.usage(path)).await
     }
 
+    /// Memory alone: a few files, cheap enough to be read often. `None`: there is no such group, or
+    /// no memory controller.
+    pub async fn memory(&self, name: &CgroupName) -> Result<Option<MemoryUsage>> {
+        self.blocking(name, |inner, path| inner.memory(path)).await
+    }
+
+    /// The same for one of the group's [`Self::children`].
+    pub async fn memory_of_child(
+        &self,
+        name: &CgroupName,
+        entry: &str,
+    ) -> Result<Option<MemoryUsage>> {
+        let entry = plain(entry)?.to_owned();
+        self.blocking(name, move |inner, path| inner.memory(&format!("{path}/{entry}"))).await
+    }
+
+    /// Notifications of a group whose memory use crosses `bytes`, or, where the kernel cannot tell
+    /// that (v2), of processes that wait for memory; `None`: it can tell neither.
+    pub async fn watch_memory(&self, name: &CgroupName, bytes: u64) -> Result<Option<MemoryWatch>> {
+        self.blocking(name, move |inner, path| match &inner.tree {
+            Tree::V1(tree) => match tree.dir("memory", path) {
+                Some(dir) => MemoryWatch::of_usage(&dir, bytes),
+                None => Ok(None),
+            },
+            Tree::V2(tree) => MemoryWatch::of_stalls(&tree.dir(path)),
+        })
+        .await
+    }
+
     /// The same for a group that is not ours, by its path.
     pub async fn usage_at(&self, path: &str) -> Result<Usage> {
         self.at(path, |inner, path| inner.usage(path)).await
@@ -485,6 +516,13 @@ impl Inner {
         match &self.tree {
             Tree::V1(tree) => tree.usage(path),
             Tree::V2(tree) => tree.usage(path),
+        }
+    }
+
+    fn memory(&self, path: &str) -> Result<Option<MemoryUsage>> {
+        match &self.tree {
+            Tree::V1(tree) => tree.memory(path),
+            Tree::V2(tree) => tree.memory(path),
         }
     }
 

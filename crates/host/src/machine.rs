@@ -84,10 +84,8 @@ impl Machine {
     }
 
     pub fn capacity(&self) -> Result<Capacity> {
+        let memory = self.memory()?;
         let meminfo = self.read("proc/meminfo")?;
-        let memory = kilobytes(&meminfo, "MemTotal:");
-        let memory =
-            memory.ok_or_else(|| self.unexpected("proc/meminfo", "how much memory there is"))?;
         let online = "sys/devices/system/cpu/online";
         let cpu_list = self.read(online)?.trim().to_owned();
         let cpus = count_cpus(&cpu_list)
@@ -106,6 +104,12 @@ impl Machine {
         let meminfo = self.read("proc/meminfo")?;
         let of = |key| kilobytes(&meminfo, key).unwrap_or(0);
         Ok(of("SwapTotal:").saturating_sub(of("SwapFree:")))
+    }
+
+    /// Bytes of memory.
+    pub fn memory(&self) -> Result<u64> {
+        let total = kilobytes(&self.read("proc/meminfo")?, "MemTotal:");
+        total.ok_or_else(|| self.unexpected("proc/meminfo", "how much memory there is"))
     }
 
     fn hugepages(&self) -> Result<BTreeMap<u64, u64>> {
@@ -238,6 +242,13 @@ pub fn disk(path: &Path) -> Result<Disk> {
         inodes: stat.f_files,
         inodes_free: stat.f_ffree,
     })
+}
+
+/// The device of a path's filesystem.
+pub fn device(path: &Path) -> Result<u64> {
+    let stat = rustix::fs::stat(path)
+        .map_err(|errno| MachineError::Disk { path: path.into(), source: errno.into() })?;
+    Ok(stat.st_dev)
 }
 
 /// The machine's architecture in Go's naming, which the API uses.

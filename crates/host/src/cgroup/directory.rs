@@ -241,6 +241,6 @@ pub(super) fn remove(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn is_gone(error: &io::Error) -> bool {
+pub(super) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ENODEV)
 }

@@ -176,14 +176,15 @@ impl Hierarchies {
         };
         Ok(Usage {
             cpu_nanos: number("cpuacct", "cpuacct.usage")?,
-            memory: match self.dir("memory", path) {
-                Some(dir) => memory_usage(&dir)?,
-                None => None,
-            },
+            memory: self.memory(path)?,
             pids: number("pids", "pids.current")?,
             processes: self.dir("pids", path).and_then(|dir| directory::count_processes(&dir)),
             ..Usage::default()
         })
+    }
+
+    pub(super) fn memory(&self, path: &str) -> Result<Option<MemoryUsage>> {
+        self.dir("memory", path).map_or(Ok(None), |dir| memory_usage(&dir))
     }
 
     pub(super) fn settings(&self, path: &str) -> Result<CgroupConfig> {

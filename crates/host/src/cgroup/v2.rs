@@ -175,6 +175,10 @@ impl Unified {
         })
     }
 
+    pub(super) fn memory(&self, path: &str) -> Result<Option<MemoryUsage>> {
+        memory_usage(&below(&self.point, path))
+    }
+
     pub(super) fn dir(&self, path: &str) -> PathBuf {
         below(&self.point, path)
     }
