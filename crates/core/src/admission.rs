@@ -173,7 +173,13 @@ fn spec(pod: &Pod) -> Option<&v1::PodSpec> {
 
 /// A node under pressure rejects pods that would increase it.
 fn under_pressure(pod: &Pod, node: &Node) -> Option<Rejection> {
-    let Pressure { memory, disk, pids } = node.pressure;
+    let message = pressure_on(pod, node.pressure)?;
+    Some(Rejection::new("Evicted", message))
+}
+
+/// Why a node under pressure takes neither this pod nor a change of its resources.
+pub(crate) fn pressure_on(pod: &Pod, pressure: Pressure) -> Option<String> {
+    let Pressure { memory, disk, pids } = pressure;
     let conditions = [(memory, "MemoryPressure"), (disk, "DiskPressure"), (pids, "PIDPressure")];
     let active_conditions: Vec<&str> =
         conditions.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
@@ -186,8 +192,7 @@ fn under_pressure(pod: &Pod, node: &Node) -> Option<Rejection> {
             return None;
         }
     }
-    let message = format!("The node had condition: [{}]. ", active_conditions.join(" "));
-    Some(Rejection::new("Evicted", message))
+    Some(format!("The node had condition: [{}]. ", active_conditions.join(" ")))
 }
 
 fn forbidden_sysctl(pod: &Pod, node: &Node) -> Option<Rejection> {

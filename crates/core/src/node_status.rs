@@ -52,6 +52,8 @@ pub struct Settings {
     /// `nodeStatusMaxImages`; `None` is unlimited.
     pub max_images: Option<usize>,
     pub reservations: Reservations,
+    /// `localStorageCapacityIsolation: false`: local storage is no resource of the node.
+    pub ignores_local_storage: bool,
     pub kubelet_version: String,
     /// In the API's format: `amd64`.
     pub architecture: &'static str,
@@ -123,7 +125,7 @@ pub fn desired(
     });
     let declared = settings.declared_features.iter().map(|&name| name.to_owned());
     status.declared_features = Some(declared.collect()).filter(|list: &Vec<_>| !list.is_empty());
-    conditions::publish(status, &settings.name, seen, now, &mut notices);
+    conditions::publish(status, settings, seen, now, &mut notices);
     if let Some(volumes) = &seen.volumes_in_use {
         let volumes: Vec<String> = volumes.iter().cloned().collect();
         status.volumes_in_use = Some(volumes).filter(|list| !list.is_empty());

@@ -47,6 +47,7 @@ fn recorded_inputs(golden: &Value) -> (Settings, NodeObservation) {
         port: 10250,
         max_pods: 250,
         max_images: Some(50),
+        ignores_local_storage: false,
         reservations: Reservations {
             evict_memory: Some("100Mi".parse().unwrap()),
             evict_storage: Some("1%".parse().unwrap()),

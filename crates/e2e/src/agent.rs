@@ -206,6 +206,7 @@ impl<'bed> AgentBuilder<'bed> {
             "failSwapOn": false,
             "healthzBindAddress": "127.0.0.1",
             "healthzPort": self.ports.healthz,
+            "evictionHard": {},
             "imageGCHighThresholdPercent": 100,
             "podLogsDir": directory.join("pod-logs"),
             "port": self.ports.api,

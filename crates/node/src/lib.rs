@@ -2,7 +2,7 @@
 //!
 //! The modules are listed in the order of a pod's path: [`sources`] deliver it, [`pods`] merges and
 //! admits it, its [`worker`] plans and executes with the [`runtime`] and the node's [`resources`],
-//! [`report`] informs the API server, and [`server`] answers requests about it. Decisions are pure
+//! [`eviction`] ends it if the node runs out of something, [`report`] informs the API server, and [`server`] answers requests about it. Decisions are pure
 //! functions in `podwright_core`; this crate gathers their inputs and carries out their results.
 
 pub mod sources;
@@ -14,6 +14,8 @@ pub mod worker;
 pub mod runtime;
 
 pub mod resources;
+
+pub mod eviction;
 
 pub mod report;
 

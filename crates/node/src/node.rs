@@ -16,7 +16,7 @@ use podwright_core::event::EventRate;
 use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::Kill;
 use podwright_core::log::RotationPolicy;
-use podwright_core::node_status::{self, MachineResources};
+use podwright_core::node_status::{self, MachineResources, Pressure};
 use podwright_core::pod::features::PodFeatures;
 use podwright_core::throttle::RequestLimit;
 use podwright_core::users::UserRange;
@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::request_rate::RequestRate;
+use crate::eviction::EvictionSettings;
 use crate::pods::mirrors::Mirrors;
 use crate::pods::shutdown::ShutdownSettings;
 use crate::pods::{self, EndError, PodIndex};
@@ -46,7 +47,7 @@ use crate::server::debug_socket::LocalServer;
 use crate::sources::problems::{ManifestProblems, ManifestReporter};
 use crate::sources::url::ManifestUrl;
 use crate::telemetry::metrics::RequestMetrics;
-use crate::telemetry::stats::StatsDependencies;
+use crate::telemetry::stats::{DiskUsage, StatsDependencies};
 use tasks::Tasks;
 
 /// Reason of the Event for memory-backed volumes that may be swapped.
@@ -79,6 +80,9 @@ pub struct Config {
     /// IDs for pods with a user namespace.
     pub user_range: UserRange,
     pub gc: gc::GcSettings,
+    pub eviction: EvictionSettings,
+    /// `volumeStatsAggPeriod`: maximum age of measured disk usage; zero: nothing is measured.
+    pub volume_period: Duration,
     pub log_rotation: RotationPolicy,
     /// Maximum number of concurrent starts.
     pub parallel_starts: usize,
@@ -196,6 +200,7 @@ impl Node {
         let (state, runtime_state) = watch::channel(NodeState::default());
         let (shown, own_node) = watch::channel(OwnNode::default());
         let (shutdown_state, shutting_down) = watch::channel(false);
+        let (pressed, pressure) = watch::channel(Pressure::default());
 
         let settings =
             build::worker_settings(&config, version.runtime_name.clone(), clock.now().wall);
@@ -215,13 +220,13 @@ impl Node {
             events.node(&node_name, Severity::Warning, VOLUMES_ON_DISK, message.into());
         }
         let limits = build::node_limits(&config, &resources.cgroups, &events).await?;
-        let admission = build::admission(
-            &config,
-            identity.clone(),
+        let inputs = build::AdmissionInputs {
             own_node,
-            runtime_state.clone(),
-            shutting_down.clone(),
-        )?;
+            state: runtime_state.clone(),
+            shutting_down: shutting_down.clone(),
+            pressure: pressure.clone(),
+        };
+        let admission = build::admission(&config, identity.clone(), inputs)?;
         let objects = &resources.objects;
         let images = build::images(&config, &runtime, objects, &reporting, api.clone()).await?;
         let gc = build::gc(&config, &pod_index, &runtime, &reporting, &images);
@@ -232,10 +237,19 @@ impl Node {
             config.facts.host_ips.clone(),
         );
         let states = build::NodeStates { runtime: runtime_state.clone(), shutting_down, addresses };
+        let disks = DiskUsage::new(volumes.clone(), clock.clone(), config.volume_period);
         let worker =
             build::worker(&config, settings, &runtime, resources, reporting, images, states);
         let (resources, reporting) = (&worker.resources, &worker.reporting);
         let log_dirs = Arc::new(LogDirs::new(worker.facts.pod_logs_dir.as_ref()));
+        let evictions = build::evictions(
+            config.eviction,
+            &pod_index,
+            &runtime,
+            &worker,
+            (&gc, &disks),
+            (&node_name, pressed),
+        );
 
         let tasks = Tasks::new(stop);
         tasks.watch_runtime(&runtime, &pod_index, state, runtime_problem);
@@ -243,6 +257,7 @@ impl Node {
             &gc,
             build::rotation(config.log_rotation, &pod_index, &runtime, &log_dirs),
         );
+        tasks.evict_pods(&evictions, &disks);
         tasks.record_admissions(&admission);
         tasks.follow_addresses(host_addresses);
         tasks.limit_cgroups(&resources.cgroups, config.all_pods, limits);
@@ -256,7 +271,7 @@ impl Node {
                 &runtime,
                 runtime_version,
                 &worker,
-                shown.subscribe(),
+                (shown.subscribe(), pressure),
             );
             tasks.maintain_node_object(client, shown, lease, heartbeat);
         }
@@ -268,6 +283,7 @@ impl Node {
             &admission,
             &worker,
             &log_dirs,
+            &evictions,
             (manifest_problems.clone(), local_server.clone()),
         );
         tasks.serve_debug_socket(&config.root_dir, debug_socket);
@@ -321,7 +337,7 @@ impl Node {
                 &log_dirs,
                 cgroup_version,
             ),
-            stats: build::stats(&node_name, &pod_index, &runtime, &worker),
+            stats: build::stats(&node_name, &pod_index, &runtime, &worker, &disks),
             pod_index,
             runtime_state,
             local_server,

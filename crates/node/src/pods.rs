@@ -156,6 +156,7 @@ impl PodManager {
         };
         let resizes = Resizes {
             pod_index: pod_index.clone(),
+            admission: admission.clone(),
             allocations: allocations.clone(),
             events: reporting.events.clone(),
             clock: runtime.clock.clone(),

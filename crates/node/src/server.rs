@@ -122,13 +122,10 @@ impl Server {
     /// Serves until stopped: the listeners, if any, and callers of [`Self::handle`].
     pub async fn run(self: Arc<Self>, listeners: Option<Listeners>) {
         let (metrics, stop) = (self.dependencies.metrics.clone(), self.stop.clone());
-        let measuring = self.stats.measure_disks(stop.clone());
         match listeners {
-            Some(listeners) => {
-                tokio::join!(measuring, listeners.serve(self.clone(), metrics, stop));
-            }
+            Some(listeners) => listeners.serve(self.clone(), metrics, stop).await,
             None => {
-                measuring.await;
+                stop.cancelled().await;
                 self.drain().await;
             }
         }

@@ -1,6 +1,7 @@
 //! Node agent: builds the node from validated settings and runs it.
 
 mod clean_up;
+mod eviction;
 mod gates;
 mod identity;
 mod images;
@@ -290,6 +291,8 @@ async fn config(
         images: images::settings(settings)?,
         user_range: users::range(configuration, max_pods).await?,
         gc: clean_up::settings(settings),
+        eviction: eviction::settings(configuration, agent_options.standalone)?,
+        volume_period: configuration.volume_stats_agg_period.to_std(),
         log_rotation: clean_up::log_rotation(configuration)?,
         parallel_starts: usize::try_from(capacity.cpus).unwrap_or(1) * 2,
         identity,

@@ -40,8 +40,7 @@ pub async fn take_ports(configuration: &KubeletConfiguration) -> anyhow::Result<
 /// The server, for requests from the ports and from this process.
 pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) -> Arc<Server> {
     let configuration = &settings.configuration;
-    let period = configuration.volume_stats_agg_period.to_std();
-    let stats = Stats::new(node, period, daemons(settings));
+    let stats = Stats::new(node, daemons(settings));
     let idle = configuration.streaming_connection_idle_timeout.to_std();
     let shown = serde_json::to_vec(&effective(settings, node.cgroup_driver()).to_configz())
         .unwrap_or_default();

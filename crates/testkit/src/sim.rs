@@ -46,8 +46,9 @@ use podwright_apiserver::{Limits, Store};
 use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::backoff::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
-use podwright_core::config::{CgroupVersion, Machine, NodeFacts};
+use podwright_core::config::{CgroupVersion, Machine as MachineFacts, NodeFacts};
 use podwright_core::event::EventRate;
+use podwright_core::eviction::{Sources, Thresholds};
 use podwright_core::gc::{ContainerPolicy, Disk, ImagePolicy};
 use podwright_core::image::access::Verification;
 use podwright_core::log::RotationPolicy;
@@ -60,7 +61,9 @@ use podwright_cri::Timeouts;
 use podwright_fake_runtime::{Fake, FakeOptions, Features};
 use podwright_host::change::guard;
 use podwright_host::clock::Clock;
+use podwright_host::machine::Machine;
 use podwright_node::client::request_timeout::with_request_timeout;
+use podwright_node::eviction::EvictionSettings;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
 use podwright_node::pods::shutdown::{Announcements, ShutdownSettings};
 use podwright_node::report::heartbeat::Timing;
@@ -101,6 +104,8 @@ pub struct Options {
     pub request_limit: RequestLimit,
     /// `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`, in seconds.
     pub shutdown: Option<(u64, u64)>,
+    /// Hard eviction thresholds, see [`Environment::use_memory`].
+    pub eviction: &'static [(&'static str, &'static str)],
 }
 
 impl Default for Options {
@@ -108,8 +113,19 @@ impl Default for Options {
         let features = Features::containerd_1_6();
         let (gates, request_limit) = (PodFeatures::DEFAULT, RequestLimit::NONE);
         let (api, max_pods, cpus, chores) = (true, 110, 4, false);
-        let (seed, shutdown) = (0, None);
-        Self { seed, features, gates, api, max_pods, cpus, chores, request_limit, shutdown }
+        let (seed, shutdown, eviction) = (0, None, &[]);
+        Self {
+            seed,
+            features,
+            gates,
+            api,
+            max_pods,
+            cpus,
+            chores,
+            request_limit,
+            shutdown,
+            eviction,
+        }
     }
 }
 
@@ -358,6 +374,8 @@ impl Sim {
                 kept_images: Vec::new(),
                 disk: |_| Ok(Disk { capacity: 1 << 40, available: 1 << 36 }),
             },
+            eviction: self.eviction(),
+            volume_period: MINUTE,
             log_rotation: RotationPolicy {
                 max_size: chores.then_some(1),
                 max_files: 5,
@@ -398,6 +416,18 @@ impl Sim {
         })
     }
 
+    fn eviction(&self) -> EvictionSettings {
+        let hard = self.options.eviction.iter();
+        let hard = hard.map(|(signal, amount)| ((*signal).to_owned(), (*amount).to_owned()));
+        let sources = Sources { hard: hard.collect(), ..Sources::default() };
+        EvictionSettings {
+            thresholds: Thresholds::parse(&sources).expect("thresholds"),
+            transition: Duration::from_secs(60),
+            machine: Machine::at(self.environment.machine()),
+            ..EvictionSettings::none()
+        }
+    }
+
     fn facts(&self, ip: IpAddr) -> NodeFacts {
         let cpus = self.options.cpus.to_string();
         let allocatable = [("cpu", &*cpus), ("memory", "8Gi"), ("ephemeral-storage", "100Gi")];
@@ -418,7 +448,7 @@ impl Sim {
             selinux: false,
             thermal_paths: Vec::new(),
             allocatable,
-            machine: Machine {
+            machine: MachineFacts {
                 memory: 8 << 30,
                 hugepage_sizes: Vec::new(),
                 cgroups: CgroupVersion::V1,

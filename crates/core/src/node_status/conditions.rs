@@ -4,7 +4,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{NodeEvent, NodeObservation};
+use super::resources::EPHEMERAL_STORAGE;
+use super::{NodeEvent, NodeObservation, Settings};
 
 /// Resource pressure on the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,18 +102,18 @@ const READY: &str = "Ready";
 /// Writes the conditions. Ready is last, so that a reader of Ready also has the others.
 pub(super) fn publish(
     status: &mut v1::NodeStatus,
-    node: &str,
+    settings: &Settings,
     seen: &NodeObservation,
     now: Timestamp,
     notices: &mut Vec<NodeEvent>,
 ) {
-    let missing = missing_capacity(status);
+    let missing = missing_capacity(status, settings);
     let conditions = status.conditions.get_or_insert_default();
     let mut emit = |event: &'static str| {
         notices.push(NodeEvent {
             warning: false,
             reason: event,
-            message: format!("Node {node} status is now: {event}"),
+            message: format!("Node {} status is now: {event}", settings.name),
         });
     };
     let Pressure { memory, disk, pids } = seen.pressure;
@@ -155,10 +156,13 @@ fn problems(problems: &[Problem], missing: Option<String>) -> Option<String> {
     }
 }
 
-fn missing_capacity(status: &v1::NodeStatus) -> Option<String> {
-    const NEEDED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
+fn missing_capacity(status: &v1::NodeStatus, settings: &Settings) -> Option<String> {
+    const NEEDED: [&str; 4] = ["cpu", "memory", "pods", EPHEMERAL_STORAGE];
     let has = |name: &str| status.capacity.as_ref().is_some_and(|list| list.contains_key(name));
-    let missing: Vec<&str> = NEEDED.into_iter().filter(|name| !has(name)).collect();
+    let needed = NEEDED
+        .into_iter()
+        .filter(|name| *name != EPHEMERAL_STORAGE || !settings.ignores_local_storage);
+    let missing: Vec<&str> = needed.filter(|name| !has(name)).collect();
     (!missing.is_empty())
         .then(|| format!("missing node capacity for resources: {}", missing.join(", ")))
 }

@@ -25,6 +25,7 @@ fn settings() -> Settings {
         max_pods: 110,
         max_images: Some(50),
         reservations: Reservations::default(),
+        ignores_local_storage: false,
         kubelet_version: "v1.36.4+podwright.0".into(),
         architecture: "amd64",
         declared_features: vec!["A"],
@@ -96,6 +97,22 @@ fn first_report_emits_pressure_events_but_no_ready_event() {
     let want = ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"];
     assert_eq!(reasons(&notices), want);
     assert_eq!(notices[0].message, "Node node-1 status is now: NodeHasSufficientMemory");
+}
+
+#[test]
+fn local_storage_that_is_ignored_is_not_required_for_ready() {
+    let mut unmeasured = seen();
+    unmeasured.amounts.storage = None;
+    for (ignores_local_storage, want) in [
+        (false, "missing node capacity for resources: ephemeral-storage"),
+        (true, "kubelet is posting ready status"),
+    ] {
+        let settings = Settings { ignores_local_storage, ..settings() };
+        let (node, _) = desired(&initial(&settings), &settings, &unmeasured, t(0).wall);
+        assert_eq!(condition(&node, "Ready").message.as_deref(), Some(want));
+        let capacity = node.status.and_then(|status| status.capacity).unwrap();
+        assert!(!capacity.contains_key("ephemeral-storage"));
+    }
 }
 
 #[test]

@@ -9,8 +9,9 @@ use jiff::Timestamp;
 use podwright_api::qos::{CPU, MEMORY, QosClass, ResourceList, amount};
 
 use super::{Amounts, PendingReason, Resource, restarts_for};
-use crate::admission::is_critical;
+use crate::admission::{is_critical, pressure_on};
 use crate::config::{CgroupVersion, NodeFacts, SwapBehaviour};
+use crate::node_status::Pressure;
 use crate::pod::features::PodFeatures;
 use crate::pod::{Container, ContainerKind, Pod};
 
@@ -21,6 +22,7 @@ pub struct ResizeCapacity<'a> {
     /// Containers of burstable pods may use swap, in proportion to their memory request.
     pub swap: bool,
     pub features: PodFeatures,
+    pub pressure: Pressure,
 }
 
 impl<'a> ResizeCapacity<'a> {
@@ -30,7 +32,7 @@ impl<'a> ResizeCapacity<'a> {
             (SwapBehaviour::LimitedSwap, CgroupVersion::V2) => true,
             (SwapBehaviour::LimitedSwap, CgroupVersion::V1) | (SwapBehaviour::NoSwap, _) => false,
         });
-        Self { allocatable: &facts.allocatable, swap, features }
+        Self { allocatable: &facts.allocatable, swap, features, pressure: Pressure::default() }
     }
 }
 
@@ -48,6 +50,9 @@ pub fn check_fit<'a>(
     if room.swap && changes_swapped_memory(requested_pod, allocated) {
         let text = "In-place resize of containers with swap is not supported.";
         return Err((PendingReason::Infeasible, text.into()));
+    }
+    if let Some(text) = pressure_on(requested_pod, room.pressure) {
+        return Err((PendingReason::Deferred, text));
     }
     let others: Vec<&ResourceList> = others
         .filter(|other| other.uid != requested_pod.uid)
@@ -174,7 +179,22 @@ mod tests {
     }
 
     fn room(allocatable: &ResourceList) -> ResizeCapacity<'_> {
-        ResizeCapacity { allocatable, swap: false, features: PodFeatures::DEFAULT }
+        let pressure = Pressure::default();
+        ResizeCapacity { allocatable, swap: false, features: PodFeatures::DEFAULT, pressure }
+    }
+
+    #[test]
+    fn resize_on_a_node_under_pressure_is_deferred() {
+        let node = node();
+        let pressure = Pressure { disk: true, ..Pressure::default() };
+        let room = ResizeCapacity { pressure, ..room(&node) };
+        let (to, from) = (requesting("p", "100m", "64Mi"), requesting("p", "200m", "64Mi"));
+        let want =
+            Err((PendingReason::Deferred, "The node had condition: [DiskPressure]. ".into()));
+        assert_eq!(check_fit(&to, &from, [].iter(), room), want);
+        let pressure = Pressure { memory: true, ..Pressure::default() };
+        let room = ResizeCapacity { pressure, ..room };
+        assert_eq!(check_fit(&to, &from, [].iter(), room), Ok(()), "it requests memory");
     }
 
     fn node() -> ResourceList {

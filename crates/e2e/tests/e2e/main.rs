@@ -18,6 +18,7 @@ mod control_plane;
 mod disruptions;
 mod down;
 mod endurance;
+mod evictions;
 mod gc;
 mod golden;
 mod host_mounts;

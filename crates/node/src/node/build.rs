@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use podwright_core::gc::ContainerPolicy;
 use podwright_core::log::RotationPolicy;
-use podwright_core::node_status::Settings;
+use podwright_core::node_status::{Pressure, Settings};
 use podwright_core::status::NodeAddresses;
 use podwright_core::status::manager::PodLeftovers;
 use podwright_cri as cri;
@@ -17,6 +17,7 @@ use podwright_host::files::Root;
 use tokio::sync::{mpsc, watch};
 
 use super::{Config, Presence, StartError};
+use crate::eviction::{EvictionDependencies, EvictionManager, EvictionSettings};
 use crate::pods::admission::{self, Admission, AdmissionSettings};
 use crate::pods::allocations::Allocations;
 use crate::pods::shutdown::{ShutdownDependencies, ShutdownManager, ShutdownSettings};
@@ -46,7 +47,7 @@ use crate::server::{ServerDependencies, StreamingDependencies};
 use crate::sources::adoption::Adoption;
 use crate::sources::problems::ManifestProblems;
 use crate::telemetry::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
-use crate::telemetry::stats::{MeasuredNode, StatsDependencies};
+use crate::telemetry::stats::{DiskUsage, MeasuredNode, StatsDependencies};
 use crate::worker::context::{WorkerContext, WorkerSettings};
 use crate::worker::probes::ProbeContext;
 use crate::worker::start_limiter::StartLimiter;
@@ -139,13 +140,19 @@ pub(super) async fn node_limits(
     Ok(events)
 }
 
+/// The state of the node that admission follows.
+pub(super) struct AdmissionInputs {
+    pub own_node: watch::Receiver<OwnNode>,
+    pub state: watch::Receiver<NodeState>,
+    pub shutting_down: watch::Receiver<bool>,
+    pub pressure: watch::Receiver<Pressure>,
+}
+
 /// Admission with its earlier decisions.
 pub(super) fn admission(
     config: &Config,
     identity: Arc<Settings>,
-    own_node: watch::Receiver<OwnNode>,
-    state: watch::Receiver<NodeState>,
-    shutting_down: watch::Receiver<bool>,
+    inputs: AdmissionInputs,
 ) -> Result<Arc<Admission>, StartError> {
     let settings = AdmissionSettings {
         identity,
@@ -157,7 +164,9 @@ pub(super) fn admission(
     let root = Root::create(&config.root_dir, ROOT_DIR_MODE)?;
     let checkpoint = Checkpoint::new(root, admission::FILE, admission::VERSION);
     let checkpoint = IncrementalCheckpoint::new(checkpoint)?;
-    Ok(Arc::new(Admission::new(settings, checkpoint, own_node, state, shutting_down)))
+    let AdmissionInputs { own_node, state, shutting_down, pressure } = inputs;
+    let admission = Admission::new(settings, checkpoint, own_node, state, shutting_down);
+    Ok(Arc::new(admission.under(pressure)))
 }
 
 /// The image manager, after it completed the records of interrupted pulls.
@@ -293,7 +302,7 @@ pub(super) fn node_object(
     runtime: &RuntimeAccess,
     runtime_version: String,
     worker: &WorkerContext,
-    shown: watch::Receiver<OwnNode>,
+    (shown, pressure): (watch::Receiver<OwnNode>, watch::Receiver<Pressure>),
 ) -> (LeaseRenewer, Heartbeat) {
     let Presence { client, register, timing, amounts } = presence;
     let clock = runtime.clock.clone();
@@ -314,7 +323,8 @@ pub(super) fn node_object(
         state.clone(),
         clock.clone(),
     )
-    .following_shutdown(worker.shutting_down.clone());
+    .following_shutdown(worker.shutting_down.clone())
+    .under(pressure.clone());
     let events = worker.reporting.events.clone();
     let heartbeat = Heartbeat {
         client,
@@ -325,6 +335,7 @@ pub(super) fn node_object(
         look,
         state,
         shutting_down: worker.shutting_down.clone(),
+        pressure,
         shown,
         events,
         clock,
@@ -367,6 +378,31 @@ pub(super) fn gc(
     Gc::new(dependencies, config.gc.clone())
 }
 
+/// `pressed`: where the eviction manager reports the pressure of the node.
+pub(super) fn evictions(
+    settings: EvictionSettings,
+    pod_index: &Arc<PodIndex>,
+    runtime: &RuntimeAccess,
+    worker: &WorkerContext,
+    (gc, disks): (&Arc<Gc>, &Arc<DiskUsage>),
+    (node_name, pressed): (&Arc<str>, watch::Sender<Pressure>),
+) -> Arc<EvictionManager> {
+    let dependencies = EvictionDependencies {
+        node_name: node_name.clone(),
+        root_dir: Path::new(&worker.facts.root_dir).to_owned(),
+        runtime: runtime.client.clone(),
+        clock: runtime.clock.clone(),
+        pleg: runtime.pleg.clone(),
+        pod_index: pod_index.clone(),
+        cgroups: worker.resources.cgroups.clone(),
+        disks: disks.clone(),
+        gc: gc.clone(),
+        events: worker.reporting.events.clone(),
+        metrics: worker.reporting.metrics.clone(),
+    };
+    EvictionManager::new(settings, dependencies, pressed)
+}
+
 pub(super) fn server(
     node_name: &Arc<str>,
     pod_index: &Arc<PodIndex>,
@@ -394,6 +430,7 @@ pub(super) fn stats(
     pod_index: &Arc<PodIndex>,
     runtime: &RuntimeAccess,
     worker: &WorkerContext,
+    disks: &Arc<DiskUsage>,
 ) -> StatsDependencies {
     let facts = &worker.facts;
     StatsDependencies {
@@ -402,7 +439,7 @@ pub(super) fn stats(
         pod_index: pod_index.clone(),
         clock: runtime.clock.clone(),
         cgroups: worker.resources.cgroups.clone(),
-        volumes: worker.resources.volumes.clone(),
+        disks: disks.clone(),
         node: MeasuredNode {
             name: node_name.clone(),
             root_dir: Path::new(&facts.root_dir).to_owned(),
@@ -418,6 +455,7 @@ pub(super) fn debug_socket(
     admission: &Arc<Admission>,
     worker: &WorkerContext,
     log_dirs: &Arc<LogDirs>,
+    evictions: &Arc<EvictionManager>,
     (manifests, kubelet): (ManifestProblems, LocalServer),
 ) -> DebugSocketDependencies {
     let status = worker.reporting.status.clone();
@@ -434,6 +472,7 @@ pub(super) fn debug_socket(
         pod_index: pod_index.clone(),
         admission: admission.clone(),
         node_name: node_name.clone(),
+        evictions: evictions.clone(),
         cases: CaseSources {
             pleg: worker.pleg.clone(),
             clock: worker.clock.clone(),

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::client::request_rate::RequestRate;
 use crate::error_chain::chain;
+use crate::eviction::EvictionManager;
 use crate::pods::admission::Admission;
 use crate::pods::mirrors::Mirrors;
 use crate::pods::shutdown::ShutdownManager;
@@ -38,6 +39,7 @@ use crate::server::debug_socket::{self, DebugSocketDependencies};
 use crate::sources::adoption::Adoption;
 use crate::sources::problems::ManifestReporter;
 use crate::sources::{api, file::Manifests, url::ManifestUrl};
+use crate::telemetry::stats::DiskUsage;
 
 /// Deliveries that may be queued; a source with more blocks.
 const DELIVERIES: usize = 50;
@@ -89,6 +91,12 @@ impl Tasks {
         self.spawn(gc.clone().run_container_gc(self.stop.clone()));
         self.spawn(gc.clone().run_image_gc(self.stop.clone()));
         self.spawn(rotation.run(self.stop.clone()));
+    }
+
+    /// Evicts pods, and measures what that and the statistics need.
+    pub(super) fn evict_pods(&self, evictions: &Arc<EvictionManager>, disks: &Arc<DiskUsage>) {
+        self.spawn(evictions.clone().run(self.stop.clone()));
+        self.spawn(disks.clone().run(self.stop.clone()));
     }
 
     pub(super) fn record_admissions(&self, admission: &Arc<Admission>) {

@@ -93,6 +93,8 @@ pub struct Admission {
     own_node: watch::Receiver<OwnNode>,
     state: watch::Receiver<NodeState>,
     shutting_down: watch::Receiver<bool>,
+    /// `None`: the node is never under pressure.
+    pressure: Option<watch::Receiver<Pressure>>,
     decided: Mutex<Decisions>,
     /// Pods whose decision on disk is missing or outdated.
     unsaved: Mutex<BTreeSet<PodUid>>,
@@ -127,7 +129,27 @@ impl Admission {
         };
         let decided = Mutex::new(decided);
         let (unsaved, changed) = (Mutex::default(), Notify::new());
-        Self { settings, own_node, state, shutting_down, decided, unsaved, checkpoint, changed }
+        Self {
+            settings,
+            own_node,
+            state,
+            shutting_down,
+            pressure: None,
+            decided,
+            unsaved,
+            checkpoint,
+            changed,
+        }
+    }
+
+    /// The pressure that the node is under.
+    pub fn pressure(&self) -> Pressure {
+        self.pressure.as_ref().map(|now| *now.borrow()).unwrap_or_default()
+    }
+
+    /// With the pressure that the node is under.
+    pub fn under(self, pressure: watch::Receiver<Pressure>) -> Self {
+        Self { pressure: Some(pressure), ..self }
     }
 
     /// Notified when the Node object changes.
@@ -263,7 +285,7 @@ impl Admission {
             sysctls: sysctls.clone(),
             apparmor: *apparmor,
             strict_groups: features.is_some_and(|features| features.supplemental_groups_policy),
-            pressure: Pressure::default(),
+            pressure: self.pressure(),
             shutting_down: self.is_shutting_down(),
         }
     }

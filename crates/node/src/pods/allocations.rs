@@ -412,6 +412,7 @@ mod tests {
                 allocatable: &allocatable,
                 swap: false,
                 features: PodFeatures::DEFAULT,
+                pressure: Default::default(),
             },
             NOW,
         )

@@ -7,6 +7,7 @@ use podwright_api::qos::ResourceList;
 use podwright_core::config::NodeFacts;
 use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::Request;
+use podwright_core::node_status::Pressure;
 use podwright_core::pod::Pod;
 use podwright_core::pod::features::PodFeatures;
 use podwright_core::resize::PendingReason;
@@ -15,6 +16,7 @@ use podwright_core::resize::fit::{self, ResizeCapacity};
 use podwright_host::clock::Clock;
 
 use super::PodIndex;
+use super::admission::Admission;
 use crate::pods::allocations::{Allocations, ResizeDecision};
 use crate::report::events::{Recorder, Severity};
 
@@ -28,7 +30,8 @@ pub struct NodeCapacity {
 
 impl NodeCapacity {
     pub fn of(facts: &NodeFacts, features: PodFeatures) -> Self {
-        let ResizeCapacity { allocatable, swap, features } = ResizeCapacity::of(facts, features);
+        let ResizeCapacity { allocatable, swap, features, pressure: _ } =
+            ResizeCapacity::of(facts, features);
         Self { allocatable: allocatable.clone(), swap, features }
     }
 }
@@ -36,14 +39,15 @@ impl NodeCapacity {
 /// Resize requests of this node.
 pub(super) struct Resizes {
     pub pod_index: Arc<PodIndex>,
+    pub admission: Arc<Admission>,
     pub allocations: Arc<Allocations>,
     pub events: Recorder,
     pub clock: Clock,
     pub capacity: NodeCapacity,
     /// Pods with a resize request that was not evaluated yet.
     pub undecided: BTreeSet<PodUid>,
-    /// [`PodIndex::usage_version`] when the deferred ones were last evaluated.
-    pub evaluated: Option<u64>,
+    /// [`PodIndex::usage_version`] and the pressure when the deferred ones were last evaluated.
+    pub evaluated: Option<(u64, Pressure)>,
 }
 
 impl Resizes {
@@ -63,10 +67,10 @@ impl Resizes {
     }
 
     /// Evaluates new requests, and deferred ones again. These cannot be granted as long as no pod
-    /// has changed.
+    /// and no pressure has changed.
     pub(super) fn retry(&mut self) {
         let mut waiting = std::mem::take(&mut self.undecided);
-        let version = Some(self.pod_index.usage_version());
+        let version = Some((self.pod_index.usage_version(), self.admission.pressure()));
         if std::mem::replace(&mut self.evaluated, version) != version {
             waiting.extend(self.allocations.deferred());
         }
@@ -90,7 +94,8 @@ impl Resizes {
 
     fn evaluate(&self, pod: &Arc<Pod>) {
         let NodeCapacity { allocatable, swap, features } = &self.capacity;
-        let room = ResizeCapacity { allocatable, swap: *swap, features: *features };
+        let pressure = self.admission.pressure();
+        let room = ResizeCapacity { allocatable, swap: *swap, features: *features, pressure };
         let now = self.clock.now().wall;
         let others = || self.pod_index.active_pods();
         match self.allocations.request_resize(pod, others, room, now) {

@@ -5,7 +5,7 @@
 //! an API server events are only logged.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -58,6 +58,8 @@ pub struct Occurrence {
     /// Most are constants; that of a rejection may name a resource.
     pub reason: Cow<'static, str>,
     pub message: String,
+    /// Of the Event object.
+    pub annotations: Vec<(&'static str, String)>,
     pub at: Timestamp,
     /// The time in the event's name, unique even if the clock is set back.
     pub unique: Timestamp,
@@ -157,6 +159,18 @@ impl Recorder {
         self.record(reference(pod, None), severity, reason, message);
     }
 
+    /// With annotations of the Event object.
+    pub fn annotated_pod(
+        &self,
+        pod: &Pod,
+        severity: Severity,
+        reason: &'static str,
+        message: String,
+        annotations: Vec<(&'static str, String)>,
+    ) {
+        self.enqueue(reference(pod, None), severity, reason.into(), message, annotations);
+    }
+
     pub fn container(
         &self,
         pod: &Pod,
@@ -186,7 +200,17 @@ impl Recorder {
         reason: impl Into<Cow<'static, str>>,
         message: String,
     ) {
-        let reason = reason.into();
+        self.enqueue(object, severity, reason.into(), message, Vec::new());
+    }
+
+    fn enqueue(
+        &self,
+        object: v1::ObjectReference,
+        severity: Severity,
+        reason: Cow<'static, str>,
+        message: String,
+        annotations: Vec<(&'static str, String)>,
+    ) {
         let name = object.name.as_deref().unwrap_or_default();
         let namespace = object.namespace.as_deref().unwrap_or_default();
         match severity {
@@ -204,7 +228,7 @@ impl Recorder {
             *last = at.max(after);
             *last
         };
-        let occurrence = Occurrence { object, severity, reason, message, at, unique };
+        let occurrence = Occurrence { object, severity, reason, message, annotations, at, unique };
         self.recent.note(&occurrence);
         if self.queue.try_send(occurrence).is_err() {
             let dropped = self.dropped.fetch_add(1, Relaxed).saturating_add(1);
@@ -373,6 +397,7 @@ fn object(event: &Occurrence, name: &str, namespace: &str, node: &str) -> v1::Ev
         metadata: ObjectMeta {
             name: Some(name.into()),
             namespace: Some(namespace.into()),
+            annotations: annotations(&event.annotations),
             ..ObjectMeta::default()
         },
         involved_object: event.object.clone(),
@@ -390,6 +415,11 @@ fn object(event: &Occurrence, name: &str, namespace: &str, node: &str) -> v1::Ev
         count: Some(1),
         ..v1::Event::default()
     }
+}
+
+fn annotations(pairs: &[(&'static str, String)]) -> Option<BTreeMap<String, String>> {
+    let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), value.clone()));
+    Some(pairs.collect()).filter(|map: &BTreeMap<_, _>| !map.is_empty())
 }
 
 #[cfg(test)]

@@ -23,7 +23,8 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use podwright_core::backoff::{Doubling, Retry};
 use podwright_core::node_status::{
-    self, DroppedFields, NodeEvent, NodeObservation, ReportSchedule, Settings, registration,
+    self, DroppedFields, NodeEvent, NodeObservation, Pressure, ReportSchedule, Settings,
+    registration,
 };
 use podwright_host::clock::Clock;
 use podwright_host::{mounts, threads};
@@ -80,6 +81,7 @@ pub struct Heartbeat {
     pub look: StatusObserver,
     pub state: watch::Receiver<NodeState>,
     pub shutting_down: watch::Receiver<bool>,
+    pub pressure: watch::Receiver<Pressure>,
     /// The object as seen by the watch.
     pub shown: watch::Receiver<OwnNode>,
     pub events: Recorder,
@@ -134,6 +136,7 @@ impl Heartbeat {
         tokio::select! {
             // Cancel-safe: an unseen change stays marked.
             _ = self.state.changed() => {}
+            Ok(()) = self.pressure.changed() => {}
             _ = self.shown.changed() => {}
             () = changed(&mut self.shutting_down) => {}
             () = tokio::time::sleep(wait) => {}

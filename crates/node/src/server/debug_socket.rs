@@ -15,6 +15,7 @@
 //! | `/manifests` | problems of manifest files: [`ManifestProblem`]s |
 //! | `/events` | the last events of the agent: [`RecentEvent`]s |
 //! | `/kubelet/…` | pods, statistics and container logs, as the kubelet server has them |
+//! | `/evictions` | how far away each eviction threshold is, and which pods would go first: a [`Forecast`] |
 //! | `/stop` | the pods that have not stopped yet: [`StoppingPods`]; a POST stops all pods |
 
 mod evidence;
@@ -35,6 +36,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
 use podwright_core::backoff::BackoffLimits;
+use podwright_core::eviction::Forecast;
 use podwright_core::explain::pending::{self, PendingReason};
 use podwright_core::ids::PodUid;
 use podwright_core::observed::ObservedPod;
@@ -48,6 +50,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::eviction::EvictionManager;
 use crate::pods::admission::Admission;
 use crate::pods::allocations::Allocations;
 use crate::pods::pod_handle::PodHandle;
@@ -113,6 +116,7 @@ pub struct DebugSocketDependencies {
     pub pod_index: Arc<PodIndex>,
     pub admission: Arc<Admission>,
     pub node_name: Arc<str>,
+    pub evictions: Arc<EvictionManager>,
     pub cases: CaseSources,
     pub evidence: EvidenceSources,
     pub manifests: ManifestProblems,
@@ -138,6 +142,7 @@ pub fn serve(
         .route("/kubelet/{*path}", get(kubelet::forward))
         .route("/pods/{uid}/why", get(why))
         .route("/pods/{uid}/case", get(case))
+        .route("/evictions", get(evictions))
         .route("/stop", get(stopping).post(stop_pods))
         .with_state(socket);
     Ok(async move {
@@ -302,6 +307,10 @@ async fn case(
         tracing::warn!(%error, "mask decision inputs failed");
         StatusCode::INTERNAL_SERVER_ERROR
     })
+}
+
+async fn evictions(State(socket): State<Arc<DebugSocketDependencies>>) -> Json<Forecast> {
+    Json(socket.evictions.forecast().await)
 }
 
 /// Used by `podwright down`; idempotent.

@@ -5,6 +5,7 @@
 
 pub mod cadvisor;
 pub mod census;
+mod evictions;
 pub mod exposition;
 mod http;
 mod images;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+pub use evictions::EvictionMetrics;
 pub use exposition::{Counter, Exposition, Gauge, Histogram, TimeGauge};
 pub use http::{HttpKey, HttpMetrics};
 pub use images::ImageMetrics;
@@ -76,6 +78,7 @@ pub struct Metrics {
     pub http: HttpMetrics,
     pub starts: StartMetrics,
     pub shutdown: ShutdownMetrics,
+    pub evictions: EvictionMetrics,
     /// Shared with the connections, which exist before the node.
     pub requests: Arc<RequestMetrics>,
 }
@@ -93,6 +96,7 @@ impl Metrics {
         self.http.write(out);
         self.starts.write(out);
         self.shutdown.write(out);
+        self.evictions.write(out);
         self.requests.write(out);
     }
 

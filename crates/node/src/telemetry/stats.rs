@@ -10,6 +10,8 @@ mod sandbox_images;
 mod summary;
 mod usage;
 
+pub use disks::DiskUsage;
+pub(crate) use disks::{MeasureRequest, PodDisk};
 pub use summary::WritableLayers;
 
 use std::collections::HashMap;
@@ -37,9 +39,7 @@ use tokio::sync::Mutex;
 use crate::node::Node;
 use crate::pods::PodIndex;
 use crate::resources::cgroups::Cgroups;
-use crate::resources::volumes::Volumes;
 use crate::runtime::pleg::Pleg;
-use disks::DiskUsage;
 use sandbox_images::SandboxImages;
 
 /// Scrapers often come in pairs; the second gets the same snapshot.
@@ -55,7 +55,7 @@ pub struct StatsDependencies {
     pub pod_index: Arc<PodIndex>,
     pub clock: Clock,
     pub cgroups: Arc<Cgroups>,
-    pub volumes: Arc<Volumes>,
+    pub disks: Arc<DiskUsage>,
     pub node: MeasuredNode,
 }
 
@@ -166,15 +166,12 @@ impl PodSnapshot {
 }
 
 impl Stats {
-    /// `volume_period`: the maximum age of a volume measurement.
-    pub fn new(node: &Node, volume_period: Duration, daemons: DaemonGroups) -> Arc<Self> {
+    pub fn new(node: &Node, daemons: DaemonGroups) -> Arc<Self> {
         let dependencies = node.stats_dependencies().clone();
-        let (volumes, clock) = (dependencies.volumes.clone(), dependencies.clock.clone());
-        let disks = DiskUsage::new(volumes, clock, volume_period);
         Arc::new(Self {
+            disks: dependencies.disks.clone(),
             dependencies,
             machine: Machine::at("/"),
-            disks,
             daemons,
             cache: Mutex::default(),
             samples: Mutex::default(),
@@ -260,11 +257,6 @@ impl Stats {
         }
         self.disks.of(&*self.snapshot().await);
         self.disks.claims()
-    }
-
-    /// Measures scheduled volumes until stopped.
-    pub async fn measure_disks(&self, stop: tokio_util::sync::CancellationToken) {
-        self.disks.clone().run(stop).await;
     }
 
     async fn take(&self, cache: &mut StatsCache) -> Snapshot {

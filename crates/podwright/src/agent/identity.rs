@@ -8,12 +8,13 @@ use k8s_openapi::api::core::v1;
 use podwright_api::qos::{CPU, ResourceList};
 use podwright_api::quantity::Quantity;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, MemoryReserve, Reserved as Extent};
-use podwright_core::node_status::resources::Threshold;
+use podwright_core::eviction::{Signal, Thresholds};
 use podwright_core::node_status::{Reservations, Settings};
 use podwright_host::machine;
 use podwright_node::report::heartbeat::{self, Timing};
 use podwright_node::resources::cgroups::Reserved;
 
+use super::eviction;
 use crate::config::KubeletSettings;
 use crate::config::gates::FeatureGates;
 use crate::config::kubelet::{Enforcement, KubeletConfiguration, percentage};
@@ -54,6 +55,7 @@ pub(super) fn identity(settings: &KubeletSettings, max_pods: usize) -> anyhow::R
         // Negative: no limit.
         max_images: usize::try_from(configuration.node_status_max_images).ok(),
         reservations: reservations(settings)?,
+        ignores_local_storage: !configuration.local_storage_capacity_isolation,
         kubelet_version: KUBELET_VERSION.to_owned(),
         architecture: machine::architecture(),
         declared_features: declared_features(&settings.gates),
@@ -86,19 +88,15 @@ pub(super) fn reservations(settings: &KubeletSettings) -> anyhow::Result<Reserva
         kube.remove(CPU);
         system.insert(CPU.to_owned(), Quantity::from_milli(i64::from(cpus) * 1000));
     }
-    let threshold = |signal: &str| -> anyhow::Result<Option<Threshold>> {
-        if settings.options.allocatable_ignore_eviction {
-            return Ok(None);
-        }
-        let text = configuration.eviction_hard.get(signal);
-        text.map(|text| text.parse().with_context(|| format!("evictionHard[{signal:?}]")))
-            .transpose()
+    let thresholds = match settings.options.allocatable_ignore_eviction {
+        true => Thresholds::NONE,
+        false => eviction::thresholds(configuration)?,
     };
     Ok(Reservations {
         system,
         kube,
-        evict_memory: threshold("memory.available")?,
-        evict_storage: threshold("nodefs.available")?,
+        evict_memory: thresholds.hard(Signal::Memory),
+        evict_storage: thresholds.hard(Signal::NodeFs),
     })
 }
 
@@ -165,6 +163,8 @@ fn amounts(list: &BTreeMap<String, String>) -> anyhow::Result<ResourceList> {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
     use podwright_core::cgroup::PIDS;
+
+    use podwright_core::node_status::resources::Threshold;
 
     use super::*;
     use crate::config::options::NodeOptions;
@@ -253,6 +253,9 @@ mod tests {
         let amount = Quantity::from_bytes(100 << 20);
         let with = reservations(&settings).unwrap();
         assert_eq!(with.evict_memory, Some(Threshold::Amount(amount)));
+        settings.configuration.eviction_hard.insert("memory.available".into(), "100%".into());
+        assert_eq!(reservations(&settings).unwrap().evict_memory, None, "switched off");
+        settings.configuration.eviction_hard.insert("memory.available".into(), "100Mi".into());
         settings.options.allocatable_ignore_eviction = true;
         assert_eq!(reservations(&settings).unwrap().evict_memory, None);
     }

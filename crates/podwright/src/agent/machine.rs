@@ -37,7 +37,11 @@ impl MeasuredMachine {
         let capacity = machine.capacity()?;
         let max_pods = max_pods(&settings.configuration, capacity.cpus);
         let identity = identity::identity(settings, max_pods)?;
-        let amounts = amounts(&capacity, root_dir)?;
+        let storage = match identity.ignores_local_storage {
+            true => None,
+            false => Some(machine::disk(root_dir)?.capacity),
+        };
+        let amounts = amounts(&capacity, storage);
         let shown = amounts.capacity(max_pods);
         let mut whole = shown.clone();
         if let Some(pids) = max_pids(&machine) {
@@ -84,14 +88,14 @@ impl MeasuredMachine {
 }
 
 /// Capacity of the machine. Read once, so that reported and enforced capacity are the same.
-fn amounts(capacity: &machine::Capacity, root_dir: &Path) -> anyhow::Result<MachineResources> {
-    Ok(MachineResources {
+fn amounts(capacity: &machine::Capacity, storage: Option<u64>) -> MachineResources {
+    MachineResources {
         cpus: capacity.cpus,
         memory: capacity.memory,
         swap: capacity.swap,
         hugepages: capacity.hugepages.clone(),
-        storage: Some(machine::disk(root_dir)?.capacity),
-    })
+        storage,
+    }
 }
 
 /// Maximum number of processes and threads; none if it cannot be read.

@@ -296,6 +296,14 @@ async fn prepare(
         // The disk also holds the user's other data, and images loaded by hand cannot be pulled
         // again. Images are removed only on request.
         "imageGCHighThresholdPercent": 100,
+        // Smaller than a server's: a disk that is nine tenths full is usual on a user's machine.
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "3%",
+            "nodefs.inodesFree": "1%",
+            "imagefs.available": "3%",
+            "imagefs.inodesFree": "1%",
+        },
         // A standalone node needs no kubelet ports, and two nodes would conflict. The API server
         // in this process calls the kubelet server directly.
         "healthzPort": 0,

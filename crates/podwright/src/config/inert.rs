@@ -10,14 +10,8 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect, including everything below them.
-pub const INERT: [&str; 35] = [
-    // Eviction.
-    "evictionHard",
-    "evictionMaxPodGracePeriod",
-    "evictionMinimumReclaim",
-    "evictionPressureTransitionPeriod",
-    "evictionSoft",
-    "evictionSoftGracePeriod",
+pub const INERT: [&str; 28] = [
+    // Always on where the kernel has it.
     "kernelMemcgNotification",
     // CPU, memory and topology managers.
     "cpuManagerPolicy",
@@ -30,9 +24,8 @@ pub const INERT: [&str; 35] = [
     "topologyManagerScope",
     // Alpha upstream: memory protected for pods.
     "memoryReservationPolicy",
-    // Pods always have their own cgroups, and ephemeral storage is always accounted for.
+    // Pods always have their own cgroups.
     "cgroupsPerQOS",
-    "localStorageCapacityIsolation",
     // Without effect upstream as well.
     "hairpinMode",
     "iptablesDropBit",
@@ -61,7 +54,7 @@ pub const INERT: [&str; 35] = [
 const INERT_OPTIONS: [&str; 2] = ["exitOnLockContention", "lockFile"];
 
 /// Values of fields without effect that match the actual behaviour.
-const DONE_ANYWAY: [(&str, bool); 1] = [("cgroupsPerQOS", true)];
+const DONE_ANYWAY: [(&str, bool); 2] = [("cgroupsPerQOS", true), ("kernelMemcgNotification", true)];
 
 /// Whether a setting that exists only as a flag has no effect.
 pub fn covers_option(option: &str) -> bool {
@@ -122,8 +115,8 @@ mod tests {
         assert_eq!(fields_without_effect(&configuration), Vec::<&str>::new());
         configuration.max_pods = 5;
         configuration.hairpin_mode = super::super::kubelet::HairpinMode::None;
-        configuration.eviction_hard.insert("memory.available".to_owned(), "1Gi".to_owned());
-        assert_eq!(fields_without_effect(&configuration), ["evictionHard", "hairpinMode"]);
+        configuration.system_cgroups = "/system".to_owned();
+        assert_eq!(fields_without_effect(&configuration), ["systemCgroups", "hairpinMode"]);
     }
 
     #[test]
@@ -137,7 +130,7 @@ mod tests {
     #[test]
     fn parts_of_an_inert_field_are_inert() {
         assert!(covers("logging.options.text.splitStream"));
-        assert!(covers("evictionHard"));
+        assert!(covers("systemCgroups"));
         assert!(!covers("logging.format"));
         assert!(!covers("maxPods"));
     }

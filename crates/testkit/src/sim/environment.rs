@@ -145,6 +145,32 @@ impl Environment {
         self.directory.join("manifests")
     }
 
+    fn memory_mount(&self) -> PathBuf {
+        self.directory.join("cgroup/memory")
+    }
+
+    /// The machine as the eviction manager reads it, with this much memory in use of 8 GiB. Only the
+    /// root group has a size, so pods have no statistics.
+    pub fn use_memory(&self, mib: u64) {
+        let write = |path: PathBuf, text: &str| {
+            std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            // As one step, as the kernel would.
+            let new = path.with_extension("new");
+            std::fs::write(&new, text).expect("a file");
+            std::fs::rename(new, path).expect("a file");
+        };
+        let machine = self.machine();
+        write(machine.join("proc/meminfo"), "MemTotal: 8388608 kB\n");
+        let memory = self.memory_mount();
+        write(memory.join("memory.stat"), "total_inactive_file 0\n");
+        write(memory.join("memory.usage_in_bytes"), &format!("{}\n", mib << 20));
+    }
+
+    /// The root of the machine's files, see [`Self::use_memory`].
+    pub fn machine(&self) -> PathBuf {
+        self.directory.join("machine")
+    }
+
     fn cgroup_mount(&self) -> PathBuf {
         self.directory.join("cgroup/cpuacct")
     }
@@ -158,6 +184,13 @@ impl Environment {
             root.display(),
             self.cgroup_mount().display()
         );
+        let memory = self.memory_mount();
+        let table = match memory.exists() {
+            true => {
+                format!("{table}33 31 0:30 / {} rw - cgroup cgroup rw,memory\n", memory.display())
+            }
+            false => table,
+        };
         let table = mounts::parse(table.as_bytes());
         Cgroups::open(&table, &root, Owner::Us, Vec::new()).expect("cgroups")
     }

@@ -3,6 +3,7 @@
 //! Pure decisions are tested with tables in `podwright-core`. Where the behaviour differs from
 //! upstream on purpose, the test shows ours and `docs/differences.md` gives the reason.
 
+mod eviction;
 mod runtime;
 mod sources;
 mod status_reports;

@@ -26,7 +26,7 @@ pub(crate) fn server(sim: &Sim) -> Arc<Server> {
         version: "v1",
         commit: "",
     };
-    let stats = Stats::new(sim.node(), s(60), Default::default());
+    let stats = Stats::new(sim.node(), Default::default());
     Server::new(sim.node(), stats, settings, CancellationToken::new())
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podwright_core::node_status::{
-    self, Image, MachineResources, NodeObservation, Problem, Settings,
+    self, Image, MachineResources, NodeObservation, Pressure, Problem, Settings,
 };
 use podwright_core::time::Mono;
 use podwright_cri as cri;
@@ -30,6 +30,8 @@ pub struct StatusObserver {
     pleg: Arc<Pleg>,
     state: watch::Receiver<NodeState>,
     shutting_down: watch::Receiver<bool>,
+    /// `None`: the node is never under pressure.
+    pressure: Option<watch::Receiver<Pressure>>,
     clock: Clock,
     runtime_info: RuntimeInfo,
     addresses: AddressFinder,
@@ -66,6 +68,7 @@ impl StatusObserver {
             pleg,
             state,
             shutting_down: watch::channel(false).1,
+            pressure: None,
             clock,
             runtime_info: RuntimeInfo { at: None, version: runtime_version, images: None },
             problem: None,
@@ -75,6 +78,11 @@ impl StatusObserver {
     /// From now on the status also says whether the node is shutting down.
     pub fn following_shutdown(self, shutting_down: watch::Receiver<bool>) -> Self {
         Self { shutting_down, ..self }
+    }
+
+    /// With the pressure that the node is under.
+    pub fn under(self, pressure: watch::Receiver<Pressure>) -> Self {
+        Self { pressure: Some(pressure), ..self }
     }
 
     pub fn settings(&self) -> &Arc<Settings> {
@@ -97,7 +105,7 @@ impl StatusObserver {
             images: self.runtime_info.images.clone(),
             handlers: state.handlers.clone(),
             features: state.features,
-            pressure: node_status::Pressure::default(),
+            pressure: self.pressure.as_ref().map(|now| *now.borrow()).unwrap_or_default(),
             problems: problems(&state, self.pleg.unhealthy(), *self.shutting_down.borrow()),
             volumes_in_use: Some(BTreeSet::new()),
         }

@@ -1,10 +1,10 @@
 //! Disk usage of pods.
 //!
 //! Walking directories is slow, so requests do not wait for it: they get the last measurement, and if
-//! that is missing or old, a background task measures again. A node that is not scraped walks no
-//! directory.
+//! that is missing or old, a background task measures again. A node that is not scraped walks only
+//! the directories of pods that have limits of local storage.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,40 +25,55 @@ use tokio_util::sync::CancellationToken;
 use super::{PodSnapshot, Snapshot};
 use crate::resources::volumes::Volumes;
 
-pub(super) struct DiskUsage {
+/// Walks that may go on at the same time: the current one, and those that hang.
+const MOST_WALKS: usize = 8;
+/// How long the walk of one pod delays the next.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Measures the disk usage of pods in the background.
+pub struct DiskUsage {
     volumes: Arc<Volumes>,
     clock: Clock,
     /// Maximum age of a measurement; zero: nothing is measured.
     period: Duration,
     measured: Mutex<HashMap<PodUid, Arc<PodDisk>>>,
-    /// Pods to measure, each with its containers' log directories.
-    pending: Mutex<Vec<MeasureRequest>>,
+    /// Pods to measure.
+    pending: Mutex<HashMap<PodUid, MeasureRequest>>,
     requested: Notify,
+    /// Pods whose walk has not ended, such as on a network volume whose server is dead.
+    walking: Arc<Mutex<HashSet<PodUid>>>,
 }
 
-struct MeasureRequest {
-    pod: Arc<podwright_core::pod::Pod>,
-    logs: Vec<(Arc<str>, PathBuf)>,
+/// A pod to measure, with its containers' log directories.
+pub(crate) struct MeasureRequest {
+    pub(crate) pod: Arc<podwright_core::pod::Pod>,
+    pub(crate) logs: Vec<(Arc<str>, PathBuf)>,
 }
 
 /// The disk usage of one pod.
 #[derive(Debug)]
-pub(super) struct PodDisk {
+pub(crate) struct PodDisk {
     at: Now,
-    pub(super) logs: HashMap<Arc<str>, Used>,
-    pub(super) volumes: Vec<VolumeStats>,
+    logs: HashMap<Arc<str>, Used>,
+    pub(crate) volumes: Vec<VolumeStats>,
     /// The part that counts as the pod's ephemeral storage: local volumes and the hosts file.
-    pub(super) local: Used,
+    pub(crate) local: Used,
 }
 
 impl PodDisk {
     pub(super) fn time(&self) -> Moment {
         Moment(self.at.wall)
     }
+
+    /// The logs of a container, if they were measured.
+    pub(crate) fn logs(&self, container: &str) -> Option<Used> {
+        self.logs.get(container).copied()
+    }
 }
 
 impl DiskUsage {
-    pub(super) fn new(volumes: Arc<Volumes>, clock: Clock, period: Duration) -> Arc<Self> {
+    /// `period`: the maximum age of a measurement; zero: nothing is measured.
+    pub(crate) fn new(volumes: Arc<Volumes>, clock: Clock, period: Duration) -> Arc<Self> {
         Arc::new(Self {
             volumes,
             clock,
@@ -66,26 +81,52 @@ impl DiskUsage {
             measured: Mutex::default(),
             pending: Mutex::default(),
             requested: Notify::new(),
+            walking: Arc::default(),
         })
     }
 
     /// The last measurements; schedules those that are missing or old.
     pub(super) fn of(&self, snapshot: &Snapshot) -> HashMap<PodUid, Arc<PodDisk>> {
-        let now = self.clock.now().mono;
-        let mut measured = self.measured.lock();
-        measured.retain(|uid, _| snapshot.pods.iter().any(|pod| pod.uid() == uid));
-        let is_old = |at: Mono| now.since(at) >= self.period;
-        let due: Vec<MeasureRequest> = snapshot
-            .pods
-            .iter()
-            .filter(|pod| measured.get(pod.uid()).is_none_or(|disk| is_old(disk.at.mono)))
-            .map(request)
-            .collect();
-        if !due.is_empty() && !self.period.is_zero() {
-            *self.pending.lock() = due;
-            self.requested.notify_one();
+        self.keep(|uid| snapshot.pods.iter().any(|pod| pod.uid() == uid));
+        self.request(snapshot.pods.iter().map(request).collect(), self.period);
+        self.measured.lock().clone()
+    }
+
+    /// Schedules those whose measurement is missing or older than this, and returns whether there
+    /// are any.
+    pub(crate) fn request(&self, pods: Vec<MeasureRequest>, most_age: Duration) -> bool {
+        if self.period.is_zero() {
+            return false;
         }
-        measured.clone()
+        let now = self.clock.now().mono;
+        let measured = self.measured.lock();
+        let is_old = |at: Mono| now.since(at) >= most_age;
+        let due = pods.into_iter().filter(|request| {
+            measured.get(&request.pod.uid).is_none_or(|disk| is_old(disk.at.mono))
+        });
+        let due: Vec<(PodUid, MeasureRequest)> =
+            due.map(|request| (request.pod.uid.clone(), request)).collect();
+        if due.is_empty() {
+            return false;
+        }
+        self.pending.lock().extend(due);
+        self.requested.notify_one();
+        true
+    }
+
+    /// The last measurement of a pod.
+    pub(crate) fn latest(&self, uid: &PodUid) -> Option<Arc<PodDisk>> {
+        self.measured.lock().get(uid).cloned()
+    }
+
+    /// Drops the measurements of all other pods.
+    pub(crate) fn keep(&self, is_kept: impl Fn(&PodUid) -> bool) {
+        self.measured.lock().retain(|uid, _| is_kept(uid));
+    }
+
+    /// The maximum age of a measurement.
+    pub(crate) fn period(&self) -> Duration {
+        self.period
     }
 
     /// The usage of volumes with claims, each once, by the last measurements.
@@ -102,12 +143,12 @@ impl DiskUsage {
     }
 
     /// Measures scheduled pods one at a time, until stopped.
-    pub(super) async fn run(self: Arc<Self>, stop: CancellationToken) {
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
         let work = async {
             loop {
                 self.requested.notified().await;
                 let due = std::mem::take(&mut *self.pending.lock());
-                for request in due {
+                for request in due.into_values() {
                     self.measure(request).await;
                 }
             }
@@ -115,15 +156,26 @@ impl DiskUsage {
         stop.run_until_cancelled(work).await;
     }
 
-    async fn measure(&self, request: MeasureRequest) {
+    /// Walking blocks, on a dead network volume for ever, so it has its own thread, and the next pod
+    /// does not wait for it for long.
+    async fn measure(self: &Arc<Self>, request: MeasureRequest) {
         let pod_dir = self.volumes.pod_dir(&request.pod.uid);
-        let uid = request.pod.uid.clone();
-        let at = self.clock.now();
-        // Walking blocks, on a dead network volume for a long time, so it has its own thread.
-        let walked = threads::blocking(move || walk(&pod_dir, &request, at)).await;
-        if let Ok(disk) = walked {
-            self.measured.lock().insert(uid, Arc::new(disk));
+        let (uid, at) = (request.pod.uid.clone(), self.clock.now());
+        {
+            let mut walking = self.walking.lock();
+            if walking.len() >= MOST_WALKS || !walking.insert(uid.clone()) {
+                return;
+            }
         }
+        let this = self.clone();
+        let walk = tokio::spawn(async move {
+            let walked = threads::blocking(move || walk(&pod_dir, &request, at)).await;
+            this.walking.lock().remove(&uid);
+            if let Ok(disk) = walked {
+                this.measured.lock().insert(uid, Arc::new(disk));
+            }
+        });
+        let _ = tokio::time::timeout(PATIENCE, walk).await;
     }
 }
 
@@ -139,11 +191,14 @@ fn walk(pod_dir: &Path, request: &MeasureRequest, at: Now) -> PodDisk {
     let logs = request.logs.iter();
     let logs = logs.map(|(name, log_dir)| (name.clone(), disk_usage::files_in(log_dir)));
     let hosts = disk_usage::of(&pod_dir.join("etc-hosts")).unwrap_or_default();
+    // Files beside the directories of the containers.
+    let logs_dir = request.logs.first().and_then(|(_, log_dir)| log_dir.parent());
+    let beside = logs_dir.and_then(|dir| disk_usage::files_in(dir).ok()).unwrap_or_default();
     let mut disk = PodDisk {
         at,
         logs: logs.map(|(name, used)| (name, used.unwrap_or_default())).collect(),
         volumes: Vec::new(),
-        local: hosts,
+        local: hosts + beside,
     };
     let spec = request.pod.object.spec.as_ref();
     for volume in spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten() {

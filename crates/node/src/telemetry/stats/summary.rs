@@ -165,7 +165,7 @@ fn pod_stats(
     let containers = pod.containers.iter().map(|container| {
         let group = &container.group;
         let layer = layers.by_container.get(container.id.as_str());
-        let logs = disk.and_then(|disk| Some((disk.time(), *disk.logs.get(&container.name)?)));
+        let logs = disk.and_then(|disk| Some((disk.time(), disk.logs(&container.name)?)));
         let part = |(time, used): (Moment, Used)| Some(container_fs?.part(time, used));
         ContainerStats {
             name: container.name.to_string(),

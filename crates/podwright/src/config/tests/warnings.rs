@@ -8,8 +8,8 @@ fn warnings(text: &str, flags: &str) -> Vec<String> {
     settings.warnings.iter().map(|warning| bench.here(warning)).collect()
 }
 
-/// Disables the default thresholds, which would otherwise appear in each case.
-const QUIET: &str = "evictionHard: {}\n";
+/// A file in which everything is the default.
+const QUIET: &str = "";
 
 #[test]
 fn unknown_key_is_a_warning_that_names_its_file() {
@@ -32,7 +32,7 @@ fn settings_without_effect_are_listed_in_one_warning() {
              --topology-manager-scope=container --max-pods=5",
         ),
         ["accepted, but without effect: --experimental-mounter-path, --hairpin-mode, \
-          --housekeeping-interval, --topology-manager-scope, evictionHard, cpuManagerPolicy"]
+          --housekeeping-interval, --topology-manager-scope, cpuManagerPolicy"]
     );
     assert_eq!(warnings(QUIET, ""), Vec::<String>::new());
 }
@@ -60,7 +60,7 @@ fn options_without_effect_are_listed() {
             "--lock-file=/run/lock --exit-on-lock-contention --make-iptables-util-chains=true",
         ),
         ["accepted, but without effect: --exit-on-lock-contention, --lock-file, \
-          cgroupsPerQOS, localStorageCapacityIsolation"]
+          cgroupsPerQOS"]
     );
     assert_eq!(warnings(QUIET, "--cgroups-per-qos"), Vec::<String>::new());
 }
@@ -108,7 +108,7 @@ fn ignored_list_items_are_named() {
 /// Installers write every field, most of them as zeroes. These must be read as the defaults,
 /// without warnings.
 #[test]
-fn file_written_by_an_installer_gives_only_the_eviction_warning() {
+fn file_written_by_an_installer_gives_no_warning() {
     let text = "\
 authentication:
   anonymous: {enabled: false}
@@ -149,7 +149,7 @@ streamingConnectionIdleTimeout: 0s
 syncFrequency: 0s
 volumeStatsAggPeriod: 0s
 ";
-    assert_eq!(warnings(text, ""), ["accepted, but without effect: evictionHard"]);
+    assert_eq!(warnings(text, ""), Vec::<String>::new());
 }
 
 // The list is that of cmd/kubelet/app/options/globalflags_linux.go in v1.36.
