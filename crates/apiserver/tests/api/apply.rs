@@ -507,3 +507,24 @@ async fn stored_objects_keep_their_managers_across_binding_and_deletion() {
     let ending = server.get(&format!("{NS}/pods/web")).await.ok();
     assert_eq!(entries(&ending.body), entries(&bound.body));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_wide_body_costs_no_wider_answer() {
+    let server = TestServer::new().await;
+    let data = |value: &str| -> Value {
+        Value::Object((0..30_000).map(|at| (format!("key-{at}"), json!(value))).collect())
+    };
+    let body = map(data("x"));
+    assert_eq!(apply(&server, "configmaps/a", "fieldManager=m1", &body).await.code, 201);
+    let refused = apply(&server, "configmaps/a", "fieldManager=m2", &map(data("y"))).await;
+    assert_eq!(refused.code, 409);
+    assert!(refused.message().starts_with("Apply failed with 30000 conflicts: "));
+    assert!(refused.body.to_string().len() < 1 << 20, "{}", refused.body.to_string().len());
+    // deeper than the parser of what is stored goes
+    let deep = format!("{}1{}", "{\"a\":".repeat(5000), "}".repeat(5000));
+    for kind in [APPLY, "application/merge-patch+json"] {
+        let path = format!("{NS}/configmaps/a?fieldManager=m1");
+        let refused = server.send("PATCH", &path, kind, deep.clone()).await;
+        assert_eq!(refused.code, 400, "{kind}");
+    }
+}

@@ -273,10 +273,13 @@ fn scrub(value: Value) -> Value {
     }
 }
 
-/// Without the managers that are components of a control plane.
+/// Without the managers that are components of a control plane, sorted by name.
 fn of_clients(mut managers: Value) -> Option<Value> {
     let list = managers.as_array_mut()?;
     list.retain(|entry| entry["manager"] != "kube-controller-manager");
+    // Their order follows from the second in which each wrote.
+    let text = |entry: &Value, field: &str| entry[field].as_str().unwrap_or_default().to_owned();
+    list.sort_by_key(|entry| ["operation", "manager", "subresource"].map(|name| text(entry, name)));
     (!list.is_empty()).then_some(managers)
 }
 
