@@ -14,7 +14,9 @@ use podwright_apiserver::registry::{self, RESOURCES, Resource};
 use podwright_apiserver::request::{self, Target};
 use podwright_apiserver::selector::Selector;
 use podwright_apiserver::tokens::TokenKey;
-use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store, validation};
+use podwright_apiserver::{
+    ApiServer, Clock, Identity, Ids, Limits, Settings, Store, protobuf, validation,
+};
 use serde_json::Value;
 use tokio::time::Instant;
 use tower::ServiceExt as _;
@@ -98,6 +100,10 @@ pub(crate) fn request_seeds() -> Vec<Vec<u8>> {
             format!("PATCH {pods}/a application/json-patch+json\n[{{\"op\":\"test\",\"path\":\"/metadata/labels/a\",\"value\":\"b\"}},{{\"op\":\"copy\",\"from\":\"/metadata/labels/a\",\"path\":\"/metadata/labels/c\"}}]"),
             format!("PATCH {pods}/a/status application/merge-patch+json\n{{\"status\":{{\"phase\":\"Running\"}}}}"),
             format!("PATCH {pods}/a?fieldManager=m&force=true application/apply-patch+yaml\napiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  labels:\n    x: y\n"),
+            format!("PATCH {pods}/a?fieldManager=n application/apply-patch+yaml\n{{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{{\"name\":\"a\",\"labels\":{{\"x\":\"z\"}}}},\"spec\":{{\"containers\":[{{\"name\":\"c\",\"ports\":[{{\"containerPort\":80}}]}}]}}}}"),
+            format!("PATCH {pods}/a application/merge-patch+json\n{{\"metadata\":{{\"managedFields\":[{{\"manager\":\"m\",\"operation\":\"Apply\",\"apiVersion\":\"v1\",\"fieldsType\":\"FieldsV1\",\"fieldsV1\":{{\"f:spec\":{{\"f:containers\":{{\"k:{{\\\"name\\\":\\\"c\\\"}}\":{{\".\":{{}}}}}}}}}}}}]}}}}"),
+            format!("GET {pods}/a application/json application/vnd.kubernetes.protobuf"),
+            format!("GET {pods} application/json application/yaml"),
             format!("DELETE {pods}/a?gracePeriodSeconds=5 application/json\n{{\"preconditions\":{{\"uid\":\"u\"}}}}"),
         ]),
         many(&[
@@ -141,11 +147,10 @@ fn of_kind(bytes: &[u8]) -> Option<(&'static Resource, &[u8])> {
     Some((resource, rest))
 }
 
-/// The body of a request, as JSON or protobuf, through decoding and validation.
+/// The body of a request in each form, through decoding, validation and encoding.
 pub(crate) fn objects(bytes: &[u8]) {
     let Some((resource, body)) = of_kind(bytes) else { return };
-    for encoded in [Encoded::Json(body), Encoded::Protobuf(body)] {
-        let is_protobuf = matches!(encoded, Encoded::Protobuf(_));
+    for encoded in [Encoded::Json(body), Encoded::Yaml(body), Encoded::Protobuf(body)] {
         if let Ok(decoded) = decode::object(resource, encoded, FieldValidation::Warn) {
             let object = decoded.object.into_value();
             let _ = validation::create(resource, &object);
@@ -153,8 +158,10 @@ pub(crate) fn objects(bytes: &[u8]) {
             for subresource in ["status", "resize", "ephemeralcontainers"] {
                 let _ = validation::update(resource, Some(subresource), &object, &object);
             }
+            if let Some(encoded) = protobuf::encode::object(&object) {
+                assert!(protobuf::read(&encoded).is_ok(), "{object}");
+            }
         }
-        let encoded = if is_protobuf { Encoded::Protobuf(body) } else { Encoded::Json(body) };
         let _ = decode::unstored("TokenReview", encoded);
     }
     let _ = decode::json_fault(body);
