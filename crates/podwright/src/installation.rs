@@ -65,7 +65,15 @@ impl Target {
 pub struct PlannedFile {
     pub path: PathBuf,
     content: Vec<u8>,
+    sha256: String,
     mode: u32,
+}
+
+impl PlannedFile {
+    fn new(path: PathBuf, content: Vec<u8>, mode: u32) -> Self {
+        let sha256 = hex(&Sha256::digest(&content));
+        Self { path, content, sha256, mode }
+    }
 }
 
 /// What happens to a file.
@@ -89,9 +97,9 @@ pub struct Plan {
 /// The files of this program.
 pub fn files(target: &Target, program: &Path) -> anyhow::Result<Vec<PlannedFile>> {
     let content = std::fs::read(program).context("cannot read this program")?;
-    let mut files = vec![PlannedFile { path: target.program(), content, mode: 0o755 }];
+    let mut files = vec![PlannedFile::new(target.program(), content, 0o755)];
     let mut add = |path: PathBuf, content: Vec<u8>| {
-        files.push(PlannedFile { path, content, mode: 0o644 });
+        files.push(PlannedFile::new(path, content, 0o644));
     };
     if target.systemd {
         let text = unit(&target.program(), &target.state_dir)?;

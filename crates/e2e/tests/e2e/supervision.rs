@@ -257,7 +257,7 @@ async fn existing_runtime_is_never_killed_or_started() {
             let status = node.run(&["status"]).await?;
             Ok(status.contains("runtime not running"))
         };
-        wait::until_true("the runtime to be down", LIMIT, down).await.unwrap();
+        wait::until_true("the runtime to be down", LIMIT, &down).await.unwrap();
         // Longer than the first delays of a supervised one.
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(!node.run_directory().join("containerd.pid").exists());

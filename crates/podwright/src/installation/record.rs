@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
-use super::{PlannedFile, check_path, hex, metadata, write};
+use super::{PlannedFile, check_path, metadata, write};
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
@@ -32,8 +31,7 @@ pub(super) struct InstalledFile {
 
 impl InstalledFile {
     pub(super) fn of(file: &PlannedFile) -> Self {
-        let sha256 = hex(&Sha256::digest(&file.content));
-        Self { path: file.path.clone(), sha256 }
+        Self { path: file.path.clone(), sha256: file.sha256.clone() }
     }
 }
 

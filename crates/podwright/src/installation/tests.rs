@@ -10,10 +10,8 @@ fn target(root: &Path) -> Target {
 }
 
 fn planned(build: &str) -> Vec<PlannedFile> {
-    let file = |path: &str, content: String, mode| PlannedFile {
-        path: path.into(),
-        content: content.into_bytes(),
-        mode,
+    let file = |path: &str, content: String, mode| {
+        PlannedFile::new(path.into(), content.into_bytes(), mode)
     };
     vec![
         file("/usr/local/bin/podwright", format!("program {build}"), 0o755),
