@@ -168,7 +168,7 @@ async fn top_shows_pods_logs_and_reasons_in_a_terminal_and_gives_it_back() {
 
     // The terminal is as before: after q, and after SIGTERM.
     terminal.key("q").await;
-    terminal.shows(&["prompt> …top --state-dir…", "prompt>"]).await;
+    terminal.shows(&["prompt> /…", "prompt>"]).await;
     terminal.type_line("stty -a | grep -o -w -e -icanon -e icanon -e -echo -e echo").await;
     terminal.shows(&["icanon", "echo", "prompt>"]).await;
     terminal.type_line(&format!("NO_COLOR=1 {top}")).await;
@@ -184,7 +184,7 @@ async fn top_shows_pods_logs_and_reasons_in_a_terminal_and_gives_it_back() {
     assert!(!restored.lines().any(|line| line == "-icanon"), "{restored}");
 
     // Without a terminal it says what to use instead.
-    let refused = node.run(&["top"]).await.unwrap_err().to_string();
+    let refused = format!("{:#}", node.run(&["top"]).await.unwrap_err());
     assert!(refused.contains("needs a terminal"), "{refused}");
     drop(terminal);
     node.run(&["down"]).await.unwrap();
