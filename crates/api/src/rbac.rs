@@ -11,6 +11,7 @@ mod rule;
 
 use std::collections::BTreeMap;
 
+use rule::{MAX_PARTS, is_comparable};
 pub use rule::{ObjectRequest, PolicyRule, missing, union};
 
 /// API group of roles and bindings.
@@ -222,15 +223,21 @@ impl Policy {
 
 /// The refusal of a grant, in kube-apiserver's wording; `None` if the user holds all rules.
 pub fn escalation(user: User<'_>, held: &[PolicyRule], granted: &[PolicyRule]) -> Option<String> {
+    let groups: Vec<String> = user.groups.iter().map(|group| format!("{group:?}")).collect();
+    let who = format!("user {:?} (groups=[{}])", user.name, groups.join(" "));
+    if !is_comparable(held, granted) {
+        return Some(format!(
+            "{who} is attempting to grant more RBAC permissions at once than can be compared with \
+             those held. Fix: use several roles, of less than {MAX_PARTS} combinations of group, \
+             resource, name and verb each"
+        ));
+    }
     let missing = missing(held, granted);
     if missing.is_empty() {
         return None;
     }
-    let groups: Vec<String> = user.groups.iter().map(|group| format!("{group:?}")).collect();
     Some(format!(
-        "user {:?} (groups=[{}]) is attempting to grant RBAC permissions not currently held:\n{}",
-        user.name,
-        groups.join(" "),
+        "{who} is attempting to grant RBAC permissions not currently held:\n{}",
         missing.join("\n")
     ))
 }

@@ -310,6 +310,38 @@ fn refused_grant_names_user_groups_and_permissions() {
     );
 }
 
+/// Four lists of 12,000 values are 2e16 permissions in a body of a few hundred kilobytes.
+#[test]
+fn role_with_more_permissions_than_can_be_compared_is_refused_at_once() {
+    let values: Vec<String> = (0..12_000).map(|number| format!("{number}")).collect();
+    let huge = PolicyRule {
+        verbs: values.clone(),
+        api_groups: values.clone(),
+        resources: values.clone(),
+        resource_names: values.clone(),
+        ..PolicyRule::default()
+    };
+    let bob = User { name: "bob", groups: &[] };
+    let all = [rule(&["*"], &["*"], &["*"], &[])];
+    let names = PolicyRule { resource_names: values, ..rule(&["get"], &[""], &["pods"], &[]) };
+    for (case, held, granted, want) in [
+        ("holds all", &all[..], huge.clone(), "more RBAC permissions at once than can be compared"),
+        ("holds none", &[], huge, "more RBAC permissions at once than can be compared"),
+        ("missing names", &[], names.clone(), "not currently held:\n"),
+    ] {
+        let refused = escalation(bob, held, &[granted]).unwrap_or_default();
+        assert!(refused.contains(want), "{case}: {refused}");
+        assert!(refused.len() < 200_000, "{case}: {}", refused.len());
+    }
+    assert_eq!(escalation(bob, &all, std::slice::from_ref(&names)), None);
+    // names that are held are compared with each of those that are granted
+    let held: Vec<PolicyRule> = (0..20).map(|_| names.clone()).collect();
+    assert!(escalation(bob, &held, &[names]).is_some());
+    // the same verb over and over is one
+    let twice = PolicyRule { verbs: texts(&["get"; 50_000]), ..rule(&[], &[""], &["pods"], &[]) };
+    assert_eq!(escalation(bob, &[rule(&["get"], &[""], &["pods"], &[])], &[twice]), None);
+}
+
 #[test]
 fn default_roles_aggregate_from_view_to_admin() {
     let roles: BTreeMap<&str, Vec<PolicyRule>> =
