@@ -35,13 +35,20 @@ const DEFAULT_REGISTRY: &str = "docker.io";
 /// The older name of the default registry, which is replaced.
 const LEGACY_REGISTRY: &str = "index.docker.io";
 
+/// Namespace of the default registry's own images.
+const LIBRARY: &str = "library/";
+/// Maximum length of a path, without the registry.
+const MAX_PATH: usize = 255;
+
 impl Reference<'_> {
     fn repository(&self) -> String {
-        let Self { registry, path, .. } = self;
-        let official = *registry == DEFAULT_REGISTRY && !path.contains('/');
-        let library = if official { "library/" } else { "" };
-        format!("{registry}/{library}{path}")
+        format!("{}/{}{}", self.registry, library(self.registry, self.path), self.path)
     }
+}
+
+/// What the default registry adds to a path without a namespace.
+fn library(registry: &str, path: &str) -> &'static str {
+    if registry == DEFAULT_REGISTRY && !path.contains('/') { LIBRARY } else { "" }
 }
 
 /// Parses an image name.
@@ -76,7 +83,7 @@ pub fn parse(name: &str) -> Result<Reference<'_>, ImageNameError> {
     if !sound {
         return Err(bad());
     }
-    if registry.len() + 1 + path.len() > 255 {
+    if library(registry, path).len() + path.len() > MAX_PATH {
         return Err(ImageNameError::TooLong { name: name.into() });
     }
     Ok(Reference { registry, path, tag, digest })
@@ -230,7 +237,7 @@ mod tests {
     #[test]
     fn invalid_names_are_refused_with_upstreams_messages() {
         let hex = "ab".repeat(32);
-        let long = format!("a/{}", "b".repeat(250));
+        let long = format!("a/{}", "b".repeat(254));
         for (name, want) in [
             ("", "invalid reference format"),
             ("a b", "invalid reference format"),
@@ -247,6 +254,20 @@ mod tests {
         ] {
             let error = with_default_tag(name).unwrap_err().to_string();
             assert!(error.contains(want), "{name:?}: {error}");
+        }
+    }
+
+    /// A full name is parsed again, so that its length must not depend on how it was written.
+    #[test]
+    fn length_is_that_of_the_path_of_the_full_name() {
+        for (prefix, free) in
+            [("", 247), ("docker.io/", 247), ("a/", 253), ("registry.example/", 255)]
+        {
+            let longest = format!("{prefix}{}", "b".repeat(free));
+            let full = full_name(&longest).unwrap();
+            assert_eq!(full_name(&full), Ok(full.clone()), "{longest}");
+            let error = full_name(&format!("{longest}b")).unwrap_err();
+            assert!(matches!(error, ImageNameError::TooLong { .. }), "{prefix:?}: {error}");
         }
     }
 
