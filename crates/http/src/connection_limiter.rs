@@ -6,6 +6,10 @@
 //! connections that have not authenticated are a small part of the total and last a short time, and
 //! a new one replaces the oldest: they cannot shut out a client with credentials, which
 //! authenticates with its first request.
+//!
+//! A check of credentials may take long. Meanwhile the connection is neither replaced nor timed, but
+//! only until credentials of it were refused, and only as many connections as may be without
+//! credentials: forged tokens are no better than none.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -46,6 +50,8 @@ struct Connections {
     by_address: HashMap<IpAddr, usize>,
     /// By the order of their start.
     unauthenticated: BTreeMap<u64, Unauthenticated>,
+    /// Those whose credentials are being checked, and which are therefore not replaced.
+    checked: BTreeMap<u64, IpAddr>,
     started: u64,
 }
 
@@ -59,8 +65,10 @@ struct Unauthenticated {
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     authenticated: bool,
-    /// Requests whose credentials are being checked.
+    /// Requests whose credentials are being checked, as far as they protect the connection.
     checking: usize,
+    /// Credentials were refused.
+    refused: bool,
 }
 
 /// One client's connection; dropping it frees its share.
@@ -68,6 +76,7 @@ struct Progress {
 pub struct ConnectionPermit {
     peer: IpAddr,
     number: u64,
+    limits: ConnectionLimits,
     connections: Arc<Mutex<Connections>>,
     replaced: CancellationToken,
     progress: watch::Sender<Progress>,
@@ -77,7 +86,10 @@ pub struct ConnectionPermit {
 /// A request whose credentials are being checked, which may take longer than
 /// [`AUTHENTICATION_TIMEOUT`].
 #[derive(Debug)]
-pub struct CredentialCheck<'a>(&'a ConnectionPermit);
+pub struct CredentialCheck<'a> {
+    permit: &'a ConnectionPermit,
+    protects: bool,
+}
 
 impl ConnectionLimiter {
     pub fn new(limits: ConnectionLimits) -> Self {
@@ -130,6 +142,7 @@ impl ConnectionLimiter {
         Some(ConnectionPermit {
             peer,
             number,
+            limits: self.limits,
             connections: self.connections.clone(),
             replaced,
             progress: watch::Sender::default(),
@@ -155,6 +168,19 @@ impl Connections {
             entry.replaced.cancel();
         }
     }
+
+    /// Takes a connection off those that may be replaced, unless too many are.
+    fn protect(&mut self, number: u64, peer: IpAddr, limits: &ConnectionLimits) -> bool {
+        let of_peer = self.checked.values().filter(|other| **other == peer).count();
+        let is_full = self.checked.len() >= limits.unauthenticated
+            || of_peer >= limits.unauthenticated_per_address && !peer.is_loopback();
+        // One that has been replaced is about to be closed.
+        if is_full || self.unauthenticated.remove(&number).is_none() {
+            return false;
+        }
+        self.checked.insert(number, peer);
+        true
+    }
 }
 
 impl ConnectionPermit {
@@ -166,7 +192,10 @@ impl ConnectionPermit {
     /// From now on the connection is not limited by [`Self::expired`].
     pub fn authenticated(&self) {
         if !self.progress.borrow().authenticated {
-            self.connections.lock().unauthenticated.remove(&self.number);
+            let mut connections = self.connections.lock();
+            connections.unauthenticated.remove(&self.number);
+            connections.checked.remove(&self.number);
+            // Before the lock is released: a check that ends meanwhile must not undo it.
             self.progress.send_modify(|progress| progress.authenticated = true);
         }
     }
@@ -174,9 +203,15 @@ impl ConnectionPermit {
     /// Counts a request until the result is dropped. The connection is not replaced meanwhile, or a
     /// burst of clients with credentials would replace each other.
     pub fn check_credentials(&self) -> CredentialCheck<'_> {
-        self.connections.lock().unauthenticated.remove(&self.number);
-        self.progress.send_modify(|progress| progress.checking += 1);
-        CredentialCheck(self)
+        let mut connections = self.connections.lock();
+        let progress = *self.progress.borrow();
+        let protects = !progress.authenticated
+            && !progress.refused
+            && (progress.checking > 0 || connections.protect(self.number, self.peer, &self.limits));
+        if protects {
+            self.progress.send_modify(|progress| progress.checking += 1);
+        }
+        CredentialCheck { permit: self, protects }
     }
 
     /// Returns when the connection must be closed: it was replaced by a newer one, or has not
@@ -206,13 +241,21 @@ impl ConnectionPermit {
 
 impl Drop for CredentialCheck<'_> {
     fn drop(&mut self) {
-        let permit = self.0;
-        permit.progress.send_modify(|progress| progress.checking -= 1);
+        let permit = self.permit;
+        let mut connections = permit.connections.lock();
+        if self.protects {
+            permit.progress.send_modify(|progress| progress.checking -= 1);
+        }
         let progress = *permit.progress.borrow();
-        if !progress.authenticated && progress.checking == 0 {
+        if progress.authenticated {
+            return;
+        }
+        permit.progress.send_modify(|progress| progress.refused = true);
+        if self.protects && progress.checking == 0 {
+            connections.checked.remove(&permit.number);
             let replaced = permit.replaced.clone();
             let entry = Unauthenticated { peer: permit.peer, replaced };
-            permit.connections.lock().unauthenticated.insert(permit.number, entry);
+            connections.unauthenticated.insert(permit.number, entry);
         }
     }
 }
@@ -221,6 +264,7 @@ impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut connections = self.connections.lock();
         connections.unauthenticated.remove(&self.number);
+        connections.checked.remove(&self.number);
         if let Some(count) = connections.by_address.get_mut(&self.peer) {
             *count -= 1;
             if *count == 0 {

@@ -106,6 +106,53 @@ async fn connection_that_does_not_authenticate_expires() {
     assert!(waited.is_err(), "an authenticated connection does not expire");
 }
 
+/// A client that sends forged tokens without end keeps no connection, and no place.
+#[tokio::test(start_paused = true)]
+async fn refused_credentials_do_not_keep_a_connection() {
+    let limiter = ConnectionLimiter::new(WIDE);
+    let permit = take(&limiter, MODEST).unwrap();
+    let began = Instant::now();
+    let forging = async {
+        loop {
+            let check = permit.check_credentials();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            // The next one begins before this one ends, so that one is always being checked.
+            let next = permit.check_credentials();
+            drop(check);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            drop(next);
+        }
+    };
+    tokio::select! {
+        () = permit.expired() => {}
+        () = forging => {}
+    }
+    assert!(began.elapsed() < 2 * AUTHENTICATION_TIMEOUT, "{:?}", began.elapsed());
+    // one that is accepted after all stays
+    let permit = take(&limiter, MODEST).unwrap();
+    drop(permit.check_credentials());
+    permit.authenticated();
+    let waited = tokio::time::timeout(1000 * AUTHENTICATION_TIMEOUT, permit.expired()).await;
+    assert!(waited.is_err());
+}
+
+#[test]
+fn connections_being_checked_are_as_few_as_those_without_credentials() {
+    let limits = ConnectionLimits { unauthenticated: 5, unauthenticated_per_address: 3, ..WIDE };
+    let limiter = ConnectionLimiter::new(limits);
+    let greedy: Vec<_> = (0..8).map(|_| take(&limiter, GREEDY).unwrap()).collect();
+    let checks: Vec<_> = greedy.iter().map(ConnectionPermit::check_credentials).collect();
+    let modest = take(&limiter, MODEST).unwrap();
+    let check = modest.check_credentials();
+    let _more: Vec<_> = (0..20).map(|_| take(&limiter, GREEDY).unwrap()).collect();
+    assert!(!is_replaced(&modest), "a check of another address is not in the way");
+    let kept = greedy.iter().filter(|permit| !is_replaced(permit)).count();
+    assert_eq!(kept, 3, "as many as an address may have without credentials");
+    drop((check, checks));
+    let connections = limiter.connections.lock();
+    assert!(connections.checked.is_empty());
+}
+
 /// Sends a request with credentials and reads the response.
 async fn request(stream: &mut TcpStream) {
     let request = b"GET / HTTP/1.1\r\nhost: a\r\nauthorization: Bearer t\r\n\r\n";
