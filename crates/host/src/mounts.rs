@@ -458,7 +458,7 @@ fn stack<'a>(table: &'a [Mount], point: &Path) -> Vec<&'a Mount> {
     let mut stacked: Vec<&Mount> = table.iter().rev().find(at).into_iter().collect();
     while let Some(lowest) = stacked.last()
         && let Some(below) = table.iter().filter(at).find(|mount| mount.id == lowest.parent)
-        && below.id != lowest.id
+        && !stacked.iter().any(|seen| seen.id == below.id)
     {
         stacked.push(below);
     }
