@@ -10,9 +10,9 @@ mod privileges;
 
 use std::fs;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use http::Request;
 use hyper::body::Bytes;
@@ -45,7 +45,8 @@ fn probed(name: &str, account: &str) -> Value {
             "terminationGracePeriodSeconds": 1, "serviceAccountName": account,
             "containers": [{
                 "name": "web", "image": "localhost/podwright/test:latest",
-                "imagePullPolicy": "Never", "args": ["serve", "--http", "8080"],
+                "imagePullPolicy": "Never",
+                "args": ["serve", "--http", "8080", "--log-requests"],
                 "readinessProbe": page, "livenessProbe": page,
             }],
         },
@@ -58,6 +59,10 @@ struct Attacked<'a> {
     kubectl: Kubectl,
     /// Ready since when, and how often restarted, by pod.
     healthy: String,
+    /// When the pods were ready.
+    since: Instant,
+    /// Memory of the agent before the first attack.
+    idle: OnceLock<f64>,
 }
 
 impl<'a> Attacked<'a> {
@@ -76,10 +81,12 @@ impl<'a> Attacked<'a> {
         for pod in [probed("victim", "default"), probed("attacker", account)] {
             kubectl.run_with(&["apply", "-f", "-"], &pod.to_string()).await.unwrap();
         }
-        let mut this = Self { node, kubectl, healthy: String::new() };
+        let (healthy, since, idle) = (String::new(), Instant::now(), OnceLock::new());
+        let mut this = Self { node, kubectl, healthy, since, idle };
         this.until_ready("victim").await;
         this.until_ready("attacker").await;
         this.healthy = this.health().await;
+        this.since = Instant::now();
         this
     }
 
@@ -105,8 +112,22 @@ impl<'a> Attacked<'a> {
         lines.join("\n")
     }
 
+    /// The probes of the victim were sent all the time, and none failed.
     async fn assert_healthy(&self) {
         assert_eq!(self.health().await, self.healthy);
+        let log = self.kubectl.run(&["logs", "victim"]).await.unwrap();
+        let answered = u64::try_from(log.lines().count()).unwrap();
+        let seconds = self.since.elapsed().as_secs();
+        figure(&format!("victim: ready, {answered} probes answered in {seconds} s"));
+        // Two every two seconds; the machine is busy with the attack.
+        assert!(answered >= seconds / 4, "{answered} probes in {seconds} s");
+    }
+
+    /// Measures the memory of the agent from now on, compared with that before the first attack.
+    fn watch_memory(&self) -> MemoryWatch {
+        let agent = self.agent();
+        let idle = *self.idle.get_or_init(|| Memory::of(agent).unwrap().anonymous);
+        MemoryWatch::begin(agent, idle)
     }
 
     /// The attacker's position: its network and its token.
@@ -194,8 +215,7 @@ struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    fn begin(agent: u32) -> Self {
-        let idle = Memory::of(agent).unwrap().anonymous;
+    fn begin(agent: u32, idle: f64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let task = tokio::spawn(async move {

@@ -13,7 +13,7 @@ use podwright_e2e::http::connect_tls;
 use podwright_e2e::wait;
 use serde_json::json;
 
-use super::{Attacked, MemoryWatch, PodClient};
+use super::{Attacked, PodClient};
 use crate::privilege::needs_root;
 
 /// The size of each attack: enough to take gigabytes from a server without limits.
@@ -140,7 +140,7 @@ async fn stalled_bodies_and_unread_responses_cost_little() {
     assert_eq!(review().await, StatusCode::CREATED);
     assert_eq!(attacker.send("GET", "/openapi/v2", json!(null)).await.unwrap().status, 200);
 
-    let watch = MemoryWatch::begin(attacked.agent());
+    let watch = attacked.watch_memory();
     let bodies = flood(&attacker, "POST", REVIEW, BODY).await;
     let small = flood(&attacker, "POST", REVIEW, REVIEW_BODY).await;
     let after = Instant::now();
@@ -150,7 +150,7 @@ async fn stalled_bodies_and_unread_responses_cost_little() {
     assert_eq!(bodies.open, 0, "larger than a review may be: {bodies:?}");
     assert!(small.open < STREAMS && small.refused > small.open, "{small:?}");
 
-    let watch = MemoryWatch::begin(attacked.agent());
+    let watch = attacked.watch_memory();
     let responses = flood(&attacker, "GET", "/openapi/v2", 0).await;
     attacked.assert_healthy().await;
     watch.assert_small("unread responses").await;
@@ -174,7 +174,7 @@ async fn account_with_a_role_cannot_stop_the_node_by_load() {
     assert_eq!(created.status, StatusCode::CREATED, "{}", created.text());
 
     // every key twice, and paths that repeat a long name
-    let watch = MemoryWatch::begin(attacked.agent());
+    let watch = attacked.watch_memory();
     let pairs: Vec<String> = (0..24_000).map(|number| format!("\"{number:040}\":\"\"")).collect();
     let pairs = format!("{0},{0}", pairs.join(","));
     let body = format!("{{\"metadata\":{{\"name\":\"twice\"}},\"data\":{{{pairs}}}}}");
@@ -201,7 +201,7 @@ async fn account_with_a_role_cannot_stop_the_node_by_load() {
     watch.assert_small("large objects").await;
 
     // events are bounded by their bytes as well as by their number
-    let watch = MemoryWatch::begin(attacked.agent());
+    let watch = attacked.watch_memory();
     let filler = "x".repeat(1 << 20);
     for number in 0..120 {
         let event = json!({
@@ -226,7 +226,7 @@ async fn concurrent_large_objects_are_read_one_at_a_time() {
     let attacker = attacked.attacker().await;
     let pairs: Vec<String> = (0..45_000).map(|number| format!("\"{number:015}\":\"\"")).collect();
     let data = pairs.join(",");
-    let watch = MemoryWatch::begin(attacked.agent());
+    let watch = attacked.watch_memory();
     let sending = (0..24).map(|number| {
         let body = format!("{{\"metadata\":{{\"name\":\"m{number}\"}},\"data\":{{{data}}}}}");
         attacker.send_text("POST", CONFIG_MAPS, body)

@@ -1,7 +1,7 @@
 //! Network: a neighbour that sends packets for pods to the machine, and a pod that sends packets
 //! for the machine's loopback addresses to the bridge.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
@@ -33,6 +33,29 @@ const ASK_THE_BRIDGE: &str = "\
     echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet && \
     echo 1 >/proc/sys/net/ipv4/conf/eth0/route_localnet";
 
+/// The machine forwards IPv6, as with other programs on it, and a pod has given itself an address.
+const FORWARD: &str = "\
+    echo 1 >/proc/sys/net/ipv6/conf/all/forwarding && \
+    ip address add fd99::10/64 dev eth0 nodad && \
+    ip address add fd50::1/64 dev \"$0\" nodad";
+const NEIGHBOUR_IPV6: &str = "\
+    ip address add fd99::1/64 dev uplink nodad && \
+    ip route add fd50::/64 via fd99::10";
+const POD_IPV6: &str = "\
+    echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6 && \
+    ip address add fd50::2/64 dev eth0 nodad && \
+    ip route add default via fd50::1";
+
+fn ipv6(text: &str) -> SocketAddr {
+    SocketAddr::from((text.parse::<Ipv6Addr>().unwrap(), LOCAL_SERVICE))
+}
+
+/// Runs a script in a namespace.
+fn prepare(within: &NetNs, script: &str, argument: &str) {
+    let status = within.command("sh").args(["-c", script, argument]).status();
+    assert!(status.unwrap().success(), "{script}");
+}
+
 #[tokio::test]
 async fn neighbour_reaches_host_ports_only_and_pods_do_not_reach_loopback() {
     needs_root!();
@@ -54,8 +77,13 @@ async fn neighbour_reaches_host_ports_only_and_pods_do_not_reach_loopback() {
     let value = bed.exec(&["cat", &setting]).await.unwrap();
     assert_eq!(value.trim(), "1", "portmap no longer sets it, and this case shows nothing");
     let gateway = api.ip().to_string();
-    let prepare = attacker.netns.command("sh").args(["-c", ASK_THE_BRIDGE, &gateway]).status();
-    assert!(prepare.unwrap().success());
+    prepare(&attacker.netns, ASK_THE_BRIDGE, &gateway);
+    prepare(bed.netns(), FORWARD, &bridge);
+    prepare(&neighbour, NEIGHBOUR_IPV6, "");
+    prepare(&attacker.netns, POD_IPV6, "");
+    let (pod_ipv6, neighbour_ipv6) = (ipv6("fd50::2"), ipv6("fd99::1"));
+    let _of_pod = attacker.netns.listen(pod_ipv6).await.unwrap();
+    let _of_neighbour = neighbour.listen(neighbour_ipv6).await.unwrap();
 
     let published = (IpAddr::V4(NODE_ADDRESS), HOST_PORT);
     let pod = (victim, 8080_u16);
@@ -71,12 +99,16 @@ async fn neighbour_reaches_host_ports_only_and_pods_do_not_reach_loopback() {
         assert_eq!(reaches(&neighbour, pod).await, !isolated, "a neighbour and a pod");
         assert_eq!(reaches(&neighbour, api).await, !isolated, "a neighbour and the API for pods");
         assert_eq!(reaches(&attacker.netns, local).await, !isolated, "a pod and loopback");
+        assert!(reaches(bed.netns(), pod_ipv6).await, "the machine reaches a pod over IPv6");
+        assert_eq!(reaches(&neighbour, pod_ipv6).await, !isolated, "a neighbour and a pod, IPv6");
+        assert_eq!(reaches(&attacker.netns, neighbour_ipv6).await, !isolated, "out over IPv6");
     };
     check(true).await;
 
     // Without the chain all of this is possible, and the next start adds it again.
     let chain = format!("PODWRIGHT-{}", attacked.node.instance());
     bed.exec(&["iptables", "-t", "mangle", "-F", &chain]).await.unwrap();
+    bed.exec(&["ip6tables", "-F", &chain]).await.unwrap();
     check(false).await;
     let greeted = connect_tls(&neighbour, api, &attacker.tls(), "h2").await;
     assert!(greeted.is_err(), "the API refuses a neighbour also without the chain");
