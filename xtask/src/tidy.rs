@@ -3,6 +3,7 @@
 //! Why automated: a rule that nothing checks erodes. Each check tests one rule, names every fault
 //! at once, and states the fix.
 
+mod attacks;
 mod decisions;
 mod deny;
 mod dependencies;
@@ -70,6 +71,7 @@ fn check(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
         sources::ignored_tests(&sources),
         serde_names::are_explicit(&sources),
         links::lead_to_a_file(&workspace.root, &files)?,
+        attacks::are_shown_by_tests(&workspace.root, &sources)?,
         decisions::have_a_status(&workspace.root, &files)?,
         words::in_messages(&sources),
         words::in_commit_subjects(&workspace.root),
