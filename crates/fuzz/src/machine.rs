@@ -26,13 +26,18 @@ pub(crate) fn mountinfo(bytes: &[u8]) {
 }
 
 pub(crate) fn mountinfo_seeds() -> Vec<Vec<u8>> {
-    crate::seeds(&["\
+    crate::seeds(&[
+        "\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro\n\
 23 22 0:21 / /proc rw,nosuid shared:2 - proc proc rw\n\
 24 22 0:22 / /sys/fs/cgroup rw shared:3 master:4 propagate_from:5 - cgroup2 cgroup2 rw,nsdelegate\n\
 25 22 0:23 /a\\040b /var/lib/kubelet/pods/u/volumes/x\\134y rw unbindable - tmpfs tmpfs rw,size=4k\n\
 26 22 0:24 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
-27 25 0:25 /a//deleted /var/lib/kubelet/pods/u/volumes/x\\134y/z ro - ext4 /dev/sdb ro\n"])
+27 25 0:25 /a//deleted /var/lib/kubelet/pods/u/volumes/x\\134y/z ro - ext4 /dev/sdb ro\n",
+        "\
+22 24 0:1 / /p rw - proc proc rw\n\
+24 22 0:2 / /p rw - proc proc rw\n",
+    ])
 }
 
 /// A directory with the files of an input: `== path` begins each. Only paths of seeds are written.

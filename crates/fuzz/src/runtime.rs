@@ -201,7 +201,10 @@ fn response(replies: &Replies, path: &str) -> Response<BoxBody<Bytes, Infallible
 
 /// All valid replies to pods, runtime, images and so on, each group as one input.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    [pod_replies(), runtime_replies(), image_replies(), other_replies()].map(joined).to_vec()
+    let undecodable = vec![("Subscribe", vec![0xff]), ("GetContainerEvents", vec![0xff])];
+    [pod_replies(), runtime_replies(), image_replies(), other_replies(), undecodable]
+        .map(joined)
+        .to_vec()
 }
 
 fn joined(replies: Vec<(&'static str, Vec<u8>)>) -> Vec<u8> {
