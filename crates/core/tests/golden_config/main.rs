@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 
 use message::Named;
 use node::{Node, scrub};
+use podwright_core::pod::adoption::Mismatch;
 use podwright_testkit::report;
 use recording::Recording;
 use serde_json::Value;
@@ -47,6 +48,48 @@ fn cri_messages_match_upstreams() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(compared > 0, "no recording contains a request");
     report::golden("config", cases - open.len(), cases);
+}
+
+/// A static pod that upstream started goes on under this agent: the requests of this node are
+/// those of the recordings, and a pod is adopted by its requests. The recorded pods of the API are
+/// compared as well, because they use more fields.
+#[test]
+fn pods_that_upstream_started_are_adopted() {
+    let Some(golden) = report::recordings() else { return };
+    let node = Node::new();
+    let (mut adopted, mut wrong) = (Vec::new(), Vec::new());
+    for entry in std::fs::read_dir(golden.join("pods")).unwrap() {
+        let recording = Recording::read(&entry.unwrap().path());
+        if recording.has_patches() {
+            continue;
+        }
+        let pod = recording.pod_before_patches();
+        let (mut sandbox, mut containers) = (None, BTreeMap::new());
+        for (method, request) in recording.requests() {
+            let config = &request["config"];
+            match method {
+                "RunPodSandbox" => sandbox = Some(node.sandbox(&pod, attempt(config))),
+                "CreateContainer" => {
+                    let name = config["metadata"]["name"].as_str().unwrap();
+                    let built = node.container(&recording, &pod, config).unwrap();
+                    containers.insert(name, built);
+                }
+                _ => {}
+            }
+        }
+        let Some(sandbox) = sandbox.filter(|_| !containers.is_empty()) else { continue };
+        match node.adopts(&pod, sandbox, containers.into_values()) {
+            Ok(()) => adopted.push(recording.name),
+            // The last is a pod whose init container failed.
+            Err(
+                Mismatch::NotComparable { .. } | Mismatch::Unknown { .. } | Mismatch::NothingRuns,
+            ) => {}
+            Err(differs) => wrong.push(format!("{}: {differs}", recording.name)),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(adopted.iter().any(|name| name == "static"), "{adopted:?}");
+    assert!(adopted.iter().any(|name| name == "token"), "{adopted:?}");
 }
 
 /// Returns the number of compared messages.

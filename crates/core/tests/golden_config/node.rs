@@ -15,7 +15,10 @@ use podwright_core::config::{
     Swap, SwapBehaviour,
 };
 use podwright_core::ids::ContainerId;
-use podwright_core::pod::Pod;
+use podwright_core::pod::adoption::{
+    self, AdoptingNode, Mismatch, RecordedContainer, RecordedPod, RecordedState,
+};
+use podwright_core::pod::{ContainerKind, Pod};
 use podwright_proto::cri;
 use serde_json::{Value, json};
 
@@ -72,6 +75,37 @@ impl Node {
         let plan = config::sandbox(pod, attempt, &self.facts, &provision(pod)).unwrap();
         assert_eq!(plan.warnings, []);
         plan.config
+    }
+
+    /// Whether this node would adopt a pod that was created by these requests. Its init containers
+    /// have succeeded, and the others run.
+    pub(crate) fn adopts(
+        &self,
+        pod: &Pod,
+        sandbox: cri::PodSandboxConfig,
+        containers: impl Iterator<Item = cri::ContainerConfig>,
+    ) -> Result<(), Mismatch> {
+        let recorded = |config: cri::ContainerConfig| {
+            let name = config.metadata.as_ref().map_or("", |metadata| metadata.name.as_str());
+            let state = match pod.container(name).unwrap().kind {
+                ContainerKind::Init => RecordedState::Succeeded,
+                ContainerKind::Sidecar | ContainerKind::Regular | ContainerKind::Ephemeral => {
+                    RecordedState::Running
+                }
+            };
+            RecordedContainer { config, state, image_user: Some(ImageUser::new(None, "")) }
+        };
+        let running = RecordedPod {
+            uid: pod.uid.clone(),
+            sandbox,
+            handler: String::new(),
+            ips: vec![POD_IP.parse().unwrap()],
+            containers: containers.map(recorded).collect(),
+        };
+        let provision = provision(pod);
+        let (host_dns, cgroup_parent) = (&provision.host_dns, &provision.cgroup_parent);
+        let node = AdoptingNode { facts: &self.facts, host_dns, cgroup_parent };
+        adoption::check(pod, &running, &node)
     }
 
     pub(crate) fn resources(&self, pod: &Pod) -> cri::LinuxContainerResources {

@@ -48,6 +48,10 @@ impl Recording {
         objects.filter(move |object| object["kind"] == kind)
     }
 
+    pub(crate) fn has_patches(&self) -> bool {
+        self.value["then"].as_array().is_some_and(|patches| !patches.is_empty())
+    }
+
     pub(crate) fn pod_before_patches(&self) -> Pod {
         let posted = self.objects("Pod").next().unwrap();
         if self.name == "static" {
