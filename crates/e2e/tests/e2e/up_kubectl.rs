@@ -92,6 +92,77 @@ async fn objects(kubectl: &Kubectl, suffix: &str) {
     assert!(kubectl.run(&["get", "configmap", map]).await.is_err());
 }
 
+/// `manager operation [subresource]` of each entry of `--show-managed-fields`, sorted.
+async fn managers(kubectl: &Kubectl, kind: &str, name: &str) -> Vec<String> {
+    let shown = kubectl.run(&["get", kind, name, "-o", "json", "--show-managed-fields"]).await;
+    let shown: Value = serde_json::from_str(&shown.unwrap()).unwrap();
+    let list = shown["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let text = |entry: &Value, field: &str| entry[field].as_str().unwrap_or_default().to_owned();
+    let line = |entry: &Value| {
+        let fields = ["manager", "operation", "subresource"].map(|field| text(entry, field));
+        fields.join(" ").trim_end().to_owned()
+    };
+    let mut managers: Vec<String> = list.iter().map(line).collect();
+    managers.sort();
+    managers
+}
+
+/// Server-side apply: creation, removal, conflict, force, diff, edit, and kubectl's migration of
+/// an object that client-side apply created.
+async fn server_side_apply(kubectl: &Kubectl, suffix: &str) {
+    let name = format!("side-{suffix}");
+    let map = name.as_str();
+    let manifest = |data: Value| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": map}, "data": data})
+            .to_string()
+    };
+    let apply = async |arguments: &[&str], data: Value| {
+        let mut command = vec!["apply", "-f", "-"];
+        command.extend(arguments);
+        kubectl.run_with(&command, &manifest(data)).await
+    };
+    let data = async || {
+        let shown = kubectl.run(&["get", "cm", map, "-o", "jsonpath={.data}"]).await.unwrap();
+        serde_json::from_str::<Value>(&shown).unwrap_or_default()
+    };
+    let side = "--server-side";
+    let diff = kubectl.run_with(&["diff", side, "-f", "-"], &manifest(json!({"a": "1"}))).await;
+    assert!(format!("{:#}", diff.unwrap_err()).contains("exit"), "a new object is a difference");
+    let applied = apply(&[side], json!({"a": "1", "b": "1"})).await.unwrap();
+    assert!(applied.contains("serverside-applied"), "{applied}");
+    kubectl
+        .run_with(&["diff", side, "-f", "-"], &manifest(json!({"a": "1", "b": "1"})))
+        .await
+        .expect("no difference");
+    apply(&[side], json!({"a": "1"})).await.unwrap();
+    assert_eq!(data().await, json!({"a": "1"}), "what is no longer applied is removed");
+    // somebody edits it: a conflict, until it is forced
+    let mut edit = kubectl.command(&["edit", "configmap", map]);
+    edit.env("KUBE_EDITOR", "sed -i 's/^  a: .*/  a: edited/'");
+    tokio::task::spawn_blocking(move || output(&mut edit)).await.unwrap().unwrap();
+    let refused = format!("{:#}", apply(&[side], json!({"a": "2"})).await.unwrap_err());
+    let conflict = "Apply failed with 1 conflict: conflict with \"kubectl-edit\" using v1: .data.a";
+    assert!(refused.contains(conflict), "{refused}");
+    assert_eq!(data().await, json!({"a": "edited"}));
+    let tried = apply(&[side, "--force-conflicts", "--dry-run=server"], json!({"a": "2"})).await;
+    assert!(tried.unwrap().contains("serverside-applied (server dry run)"));
+    apply(&[side, "--force-conflicts"], json!({"a": "2"})).await.unwrap();
+    assert_eq!(data().await, json!({"a": "2"}));
+    assert_eq!(managers(kubectl, "cm", map).await, ["kubectl Apply"]);
+    kubectl.run(&["delete", "cm", map]).await.unwrap();
+    // kubectl migrates an object of client-side apply, and a key that its manifest lost goes
+    apply(&[], json!({"a": "1", "b": "1"})).await.unwrap();
+    assert_eq!(managers(kubectl, "cm", map).await, ["kubectl-client-side-apply Update"]);
+    apply(&[side], json!({"a": "2"})).await.unwrap();
+    assert_eq!(data().await, json!({"a": "2"}));
+    let owners = managers(kubectl, "cm", map).await;
+    assert_eq!(owners, ["kubectl Apply", "kubectl-last-applied Apply"]);
+    // and client-side apply still works afterwards
+    assert!(apply(&[], json!({"a": "3"})).await.unwrap().contains("configured"));
+    assert_eq!(data().await, json!({"a": "3"}));
+    kubectl.run(&["delete", "cm", map]).await.unwrap();
+}
+
 async fn certificates_and_tokens(kubectl: &Kubectl) {
     let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
     let resources = run(&["api-resources"]).await;
@@ -150,6 +221,9 @@ async fn every_kubectl_release_reads_and_writes_objects() {
         let kubectl = node.kubectl(release);
         objects(&kubectl, suffix).await;
         certificates_and_tokens(&kubectl).await;
+        if release != Release::V1_20 {
+            server_side_apply(&kubectl, suffix).await; // the older one does not migrate
+        }
         // a namespace has its default objects, and its deletion removes its content
         kubectl.run(&["create", "namespace", suffix]).await.unwrap();
         let account = ["get", "serviceaccount", "default", "-n", suffix];
