@@ -51,6 +51,15 @@ impl ApiServer {
     pub fn service(&self, identity: Identity) -> Router {
         self.router().layer(axum::Extension(identity))
     }
+
+    /// As [`Self::service`], for a client that names itself, as field managers show it.
+    pub fn service_for(&self, identity: Identity, user_agent: HeaderValue) -> Router {
+        let named = move |mut request: Request<Body>| {
+            request.headers_mut().insert(header::USER_AGENT, user_agent.clone());
+            request
+        };
+        self.service(identity).layer(tower::util::MapRequestLayer::new(named))
+    }
 }
 
 async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Response {

@@ -233,6 +233,7 @@ mod tests {
 
     const PROC: &str = "/proc";
 
+    #[allow(clippy::zombie_processes, reason = "WatchedProcess reaps it")]
     #[tokio::test]
     async fn end_of_a_process_is_awaited_and_a_child_is_reaped() {
         for (command, want) in

@@ -281,6 +281,7 @@ mod tests {
         Arc::new(pod.spec("nodeName", json!("n")).build())
     }
 
+    #[allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
     fn node(spec: Value) -> v1::Node {
         serde_json::from_value(json!({
             "metadata": {"name": "n", "labels": {"disk": "ssd"}},

@@ -100,11 +100,13 @@ mod tests {
 
     use super::*;
 
+    #[allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
     fn container(state: Value) -> Value {
         json!({"name": "c", "ready": false, "restartCount": 0, "image": "i", "imageID": "",
             "state": state})
     }
 
+    #[allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
     fn pod(status: Value) -> v1::Pod {
         serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap()
     }

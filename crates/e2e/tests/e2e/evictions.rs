@@ -53,7 +53,7 @@ async fn small_memory() -> Cluster {
     let reserved = total_memory() - ALL_PODS;
     let configuration = json!({
         "systemReserved": { "memory": reserved.to_string() },
-        "evictionHard": { "memory.available": LEFT.to_string() },
+        "evictionHard": { "memory.available": format!("{}Mi", LEFT / MI) },
         "evictionPressureTransitionPeriod": TRANSITION,
     });
     Cluster::configured(Bed::builder().control_plane(), |_| configuration.clone()).await
@@ -242,7 +242,7 @@ async fn small_disk(eviction: Value) -> (Cluster, Disk) {
     let node: Node = serde_json::from_value(json!({ "metadata": { "name": "node-1" } })).unwrap();
     let nodes: Api<Node> = Api::all(client.clone());
     nodes.create(&Default::default(), &node).await.unwrap();
-    let disk = Disk::new(bed.path("agents/node-1/root"), "size=64m,nr_inodes=4000");
+    let disk = Disk::new(bed.path("agents/node-1/root"), "size=64m,nr_inodes=4000,mode=755");
     let configuration = json!({
         "evictionHard": eviction,
         "evictionPressureTransitionPeriod": TRANSITION,
@@ -253,6 +253,7 @@ async fn small_disk(eviction: Value) -> (Cluster, Disk) {
     (Cluster { bed, agent, client }, disk)
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
 fn with_volume(mut pod: Value, empty_dir: Value) -> Value {
     pod["spec"]["volumes"] = json!([{ "name": "data", "emptyDir": empty_dir }]);
     pod["spec"]["containers"][0]["volumeMounts"] =

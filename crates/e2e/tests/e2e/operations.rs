@@ -27,6 +27,7 @@ fn archive() -> PathBuf {
     archives.iter().find(|it| it.path.ends_with("test.tar")).unwrap().path.clone()
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
 fn pod(name: &str, extra: Value) -> String {
     let mut spec = json!({
         "terminationGracePeriodSeconds": 1,

@@ -71,7 +71,7 @@ impl<'a> Case<'a> {
             let now = fs::read_to_string(self.node.run_directory().join("containerd.pid"))?;
             let now: Value = serde_json::from_str(&now)?;
             let version = self.bed.exec(&["ctr", "--address", &self.socket(), "version"]).await;
-            Ok(now["pid"].to_string() != pid && version.is_ok())
+            Ok(now["pid"].as_u64() != pid.parse().ok() && version.is_ok())
         };
         wait::until_true("containerd to be started again", LIMIT, is_replaced).await.unwrap();
     }

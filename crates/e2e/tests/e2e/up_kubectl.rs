@@ -257,6 +257,9 @@ async fn applied_pod_runs_and_survives_agent_restart_and_down() {
     let described = run(&["describe", "pod", "hello"]).await;
     assert!(described.contains("Successfully assigned default/hello"), "{described}");
 
+    let owners = managers(&kubectl, "pod", "hello").await;
+    assert_eq!(owners, ["kubectl-client-side-apply Update", "kubelet Update status"]);
+
     for release in Release::ALL {
         streams(&bed, &node.kubectl(release)).await;
     }

@@ -108,7 +108,7 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
         supervised
     });
     let agent_connector = api.agent_connector();
-    let clients = api.clients(&settings.node_name);
+    let clients = api.clients(&settings.node_name)?;
     let agent_options = AgentOptions {
         log_links: layout.log_links(),
         standalone: true,

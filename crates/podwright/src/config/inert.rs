@@ -115,8 +115,8 @@ mod tests {
         assert_eq!(fields_without_effect(&configuration), Vec::<&str>::new());
         configuration.max_pods = 5;
         configuration.hairpin_mode = super::super::kubelet::HairpinMode::None;
-        configuration.system_cgroups = "/system".to_owned();
-        assert_eq!(fields_without_effect(&configuration), ["systemCgroups", "hairpinMode"]);
+        configuration.content_type = "application/json".to_owned();
+        assert_eq!(fields_without_effect(&configuration), ["hairpinMode", "contentType"]);
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn parts_of_an_inert_field_are_inert() {
         assert!(covers("logging.options.text.splitStream"));
-        assert!(covers("systemCgroups"));
+        assert!(covers("cpuManagerPolicy"));
         assert!(!covers("logging.format"));
         assert!(!covers("maxPods"));
     }

@@ -9,12 +9,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use http::HeaderValue;
 use podwright_apiserver::authority::AuthorityUse;
 use podwright_apiserver::tokens::TokenKey;
 use podwright_apiserver::{
     ApiServer, Authority, ClaimDirectories, Clock, Identity, Ids, Limits, Peers, Settings, Store,
 };
 use podwright_core::certificate::CertificateValidity;
+use podwright_node::client::connection::user_agent;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
@@ -103,9 +105,11 @@ impl Api {
     }
 
     /// Clients for the agent, with the permissions of its node.
-    pub fn clients(&self, node: &str) -> ApiClients {
-        let client = || kube::Client::new(self.server.service(Identity::node(node)), "default");
-        ApiClients { main: client(), heartbeat: client(), requests: Arc::default() }
+    pub fn clients(&self, node: &str) -> anyhow::Result<ApiClients> {
+        let name = HeaderValue::try_from(user_agent()).context("name of the agent")?;
+        let service = || self.server.service_for(Identity::node(node), name.clone());
+        let client = || kube::Client::new(service(), "default");
+        Ok(ApiClients { main: client(), heartbeat: client(), requests: Arc::default() })
     }
 
     /// Copies the objects to a new file, for backups.

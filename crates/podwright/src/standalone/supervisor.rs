@@ -393,7 +393,7 @@ mod tests {
             problem: Some("containerd exited with status 1".to_owned()),
             next_start: Some(t(1008)),
             restarts: 0,
-            last_exit: Some(exit.clone()),
+            last_exit: Some(exit),
         };
         let text = down.problem(t(1000)).unwrap();
         assert_eq!(text, "containerd exited with status 1; next start in 8s");

@@ -54,13 +54,13 @@ pub struct Explanation {
     #[serde(rename = "containers")]
     pub containers: Vec<ContainerLine>,
     /// Why no node takes the pod; empty if one does.
-    #[serde(rename = "pending", default)]
+    #[serde(rename = "pending", default, skip_serializing_if = "Vec::is_empty")]
     pub pending: Vec<PendingReason>,
     /// The volumes that are not ready.
-    #[serde(rename = "volumes", default)]
+    #[serde(rename = "volumes", default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeLine>,
     /// Why the node ended the pod, if it did.
-    #[serde(rename = "ended", default)]
+    #[serde(rename = "ended", default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<EndedLine>,
     /// Recent events, the oldest first.
     #[serde(rename = "lately")]
@@ -94,12 +94,12 @@ pub struct ContainerLine {
     #[serde(rename = "restarts")]
     pub restarts: u32,
     /// How the last instance that ended did so.
-    #[serde(rename = "lastExit", default)]
+    #[serde(rename = "lastExit", default, skip_serializing_if = "Option::is_none")]
     pub last_exit: Option<ExitLine>,
     /// When it is started again, if it waits.
-    #[serde(rename = "nextStart", default)]
+    #[serde(rename = "nextStart", default, skip_serializing_if = "Option::is_none")]
     pub next_start: Option<Timestamp>,
-    #[serde(rename = "probes", default)]
+    #[serde(rename = "probes", default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeLine>,
 }
 
@@ -285,6 +285,9 @@ impl Explanation {
 /// The reason with what the plan does not know: the answers of probes, logs, images on the node.
 fn better_reason(case: &Case, why: Why, evidence: &Evidence) -> Why {
     let pod = &case.pod;
+    if case.lifecycle.stage() == Stage::Finished {
+        return finished(case, why, evidence);
+    }
     match why.topic {
         Topic::Runs => {
             let status = evidence.reported.as_deref();
@@ -314,6 +317,19 @@ fn better_reason(case: &Case, why: Why, evidence: &Evidence) -> Why {
         | Topic::NetworkNotReady
         | Topic::Releases => why,
     }
+}
+
+/// How a pod ended; its last decision was to release what it had.
+fn finished(case: &Case, why: Why, evidence: &Evidence) -> Why {
+    let by_node =
+        ended(case).map(|it| format!("ended by the node: {} ({})", it.message, it.reason));
+    let by_itself = || {
+        let status = evidence.reported.as_deref().cloned();
+        let reason = unwell::reason(&v1::Pod { status, ..v1::Pod::default() })?;
+        Some(format!("ended: {reason}"))
+    };
+    let text = by_node.or_else(by_itself).unwrap_or_else(|| "finished".to_owned());
+    Why { text, ..why }
 }
 
 /// The fix for a container that waits to be started again.
@@ -520,6 +536,21 @@ mod tests {
         let shown =
             Explanation::without_a_worker(&pod, admitted, Some(&status), Vec::new(), t(5).wall);
         assert_eq!(shown.why, "ended: The node was low on resource: memory. (Evicted)");
+    }
+
+    #[test]
+    fn finished_pod_says_how_it_ended_and_not_what_was_done_last() {
+        let pod = pod("web").container("app").build();
+        let seen = observed(&pod).build();
+        let mut case = case(pod, seen, t(105));
+        case.lifecycle.complete();
+        case.lifecycle.stopped();
+        case.lifecycle.released();
+        assert_eq!(case.lifecycle.stage(), Stage::Finished);
+        let mut journal = Journal::default();
+        journal.decided(t(100), &Why::new(Topic::Releases, "releasing volumes and cgroup"));
+        let shown = Explanation::of(&case, &journal, &Evidence::default());
+        assert_eq!(shown.why, "finished");
     }
 
     #[test]

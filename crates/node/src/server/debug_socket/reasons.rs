@@ -6,9 +6,11 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1;
 use podwright_core::admission::Rejection;
-use podwright_core::explain::readiness;
 use podwright_core::explain::stuck::is_stuck;
+use podwright_core::explain::{readiness, unwell};
+use podwright_core::lifecycle::Stage;
 use podwright_core::plan::Topic;
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +63,14 @@ impl DebugSocketDependencies {
         let Some((why, since)) = decided else {
             return (false, false, "waiting for its first decision".to_owned(), None);
         };
+        // Its last decision was to release what it had.
+        if handle.stage() == Stage::Finished {
+            let status = self.cases.status.last_report(&handle.pod());
+            let status = status.as_deref().cloned();
+            let ended = unwell::reason(&v1::Pod { status, ..v1::Pod::default() });
+            let text = ended.clone().unwrap_or_else(|| "finished".to_owned());
+            return (ended.is_none(), false, text, Some(since));
+        }
         if why.topic == Topic::Runs {
             let pod = handle.pod();
             let status = self.cases.status.last_report(&pod);

@@ -176,10 +176,10 @@ mod tests {
         ];
         assert_eq!(
             table(&lines, t(864_000)),
-            "IMAGE             ID            AGE  SIZE    NOTE\n\
-             a:1               cafe          10d  1.2 MB  in use\n\
-             a:2               cafe          10d  1.2 MB  in use\n\
-             localhost/app:1   0123456789ab  -    999 B   loaded\n\
+            "IMAGE             ID            AGE  SIZE     NOTE\n\
+             a:1               cafe          10d  1.2 MB   in use\n\
+             a:2               cafe          10d  1.2 MB   in use\n\
+             localhost/app:1   0123456789ab  -    999 B    loaded\n\
              r.io/x@sha256:0a  beef          2h   66.0 GB\n"
         );
     }

@@ -169,11 +169,13 @@ mod tests {
 
     use super::*;
 
+    #[allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
     fn container(name: &str, ready: bool, restarts: u32, state: Value) -> Value {
         json!({"name": name, "ready": ready, "started": ready, "restartCount": restarts,
             "image": "i", "imageID": "", "state": state})
     }
 
+    #[allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
     fn pod(spec: Value, status: Value) -> Pod {
         let metadata = json!({"name": "p", "namespace": "default", "uid": "u",
             "creationTimestamp": "2026-01-01T00:00:00Z"});

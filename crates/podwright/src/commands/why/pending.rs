@@ -97,6 +97,7 @@ mod tests {
 
     use super::*;
 
+    #[allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
     fn pod(name: &str, node: &str, cpu: &str, status: Value) -> v1::Pod {
         let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}});
         let metadata = json!({"name": name, "namespace": "default", "uid": name});

@@ -12,6 +12,8 @@ use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid};
 
 use super::{API_FILES, DESCRIPTION, Description, LOADED_IMAGES, MAX_API_FILE, OBJECTS, Summary};
 
+/// Bytes of zeros after the last entry; tar pads to blocks of 10 KiB.
+const MAX_PADDING: u64 = 1 << 20;
 const MAX_OBJECTS: u64 = 16 << 30;
 const MAX_MANIFEST: u64 = 16 << 20;
 /// Manifests and directories of manifests.
@@ -58,6 +60,18 @@ impl Part {
             Self::Volume => u64::MAX,
         }
     }
+}
+
+/// Reads what follows the last entry: blocks of zeros, and the checksum of the compressed data, without
+/// which the archive may be cut short.
+fn read_end(rest: impl Read) -> anyhow::Result<()> {
+    let mut rest = rest.take(MAX_PADDING + 1);
+    let read =
+        std::io::copy(&mut rest, &mut std::io::sink()).context("it is damaged or cut short")?;
+    if read > MAX_PADDING {
+        bail!("it goes on after its end");
+    }
+    Ok(())
 }
 
 /// Extracts into an empty directory of this user. `check` decides about the description, before
@@ -137,6 +151,7 @@ pub(super) fn extract(
     for (path, attributes) in directories.into_iter().rev() {
         attributes.apply(&root, &path)?;
     }
+    read_end(archive.into_inner())?;
     let description = description.context("it is empty")?;
     Ok(Summary { description, skipped: 0 })
 }
