@@ -23,7 +23,7 @@ pub struct Forecast {
     pub next: BTreeMap<String, Vec<String>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distance {
     #[serde(rename = "signal")]
     pub signal: String,

@@ -29,7 +29,8 @@ pub fn run(arguments: &WhyArgs) -> anyhow::Result<()> {
     service::runtime()?.block_on(async {
         let agent = Agent::find(&roots).await?;
         let Some(query) = &arguments.pod else {
-            let node: NodeExplanation = agent.ask("/node").await?;
+            let mut node: NodeExplanation = agent.ask("/node").await?;
+            node.evictions = Some(agent.ask("/evictions").await?);
             return print(arguments.output, &node, page::node_text);
         };
         let pods: Vec<PodLine> = agent.ask("/pods").await?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use jiff::Timestamp;
+use podwright_core::eviction::Forecast;
 use podwright_core::explain::node;
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +36,10 @@ pub struct NodeExplanation {
     pub stuck: Vec<PodReason>,
     #[serde(rename = "manifests")]
     pub manifests: Vec<ManifestProblem>,
+    /// How far away each eviction threshold is, which costs a measurement of all pods: only on
+    /// request, see `/evictions`.
+    #[serde(rename = "evictions", default, skip_serializing_if = "Option::is_none")]
+    pub evictions: Option<Forecast>,
     #[serde(rename = "asOf")]
     pub as_of: Timestamp,
 }
@@ -79,6 +84,7 @@ impl DebugSocketDependencies {
             pods: reasons.len(),
             stuck: reasons.into_iter().filter(|reason| reason.stuck).collect(),
             manifests: self.manifests.list(),
+            evictions: None,
             as_of: self.cases.clock.now().wall,
         }
     }

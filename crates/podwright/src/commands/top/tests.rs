@@ -106,6 +106,7 @@ fn reading(second: i64) -> Reading {
                 effect: ManifestEffect::Ignored,
                 since: at,
             }],
+            evictions: None,
             as_of: at,
         },
         usage: NodeUsage {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
+use podwright_core::eviction::Distance;
 use podwright_core::explain::exit;
 use podwright_core::lifecycle::Stage;
 use podwright_core::observed::Exit;
@@ -128,6 +129,15 @@ pub(in crate::commands) fn node_text(node: &NodeExplanation) -> String {
     for condition in &node.conditions {
         line(&mut page, "condition", &condition_text(condition, node.as_of));
     }
+    let forecast = node.evictions.as_ref();
+    for distance in forecast.iter().flat_map(|forecast| &forecast.thresholds) {
+        line(&mut page, "eviction", &distance_text(distance));
+    }
+    for (resource, pods) in forecast.iter().flat_map(|forecast| &forecast.next) {
+        if !pods.is_empty() {
+            line(&mut page, "next", &format!("for {resource}: {}", pods.join(", ")));
+        }
+    }
     for pod in &node.stuck {
         line(&mut page, "stuck", &reason_text(pod, node.as_of));
     }
@@ -135,6 +145,23 @@ pub(in crate::commands) fn node_text(node: &NodeExplanation) -> String {
         line(&mut page, "manifest", &manifest_text(manifest));
     }
     page
+}
+
+/// How far away a threshold is.
+fn distance_text(distance: &Distance) -> String {
+    let Distance { signal, soft, problem, .. } = distance;
+    let kind = if *soft { " (soft)" } else { "" };
+    let problem = problem.as_ref().map(|problem| format!("; {problem}")).unwrap_or_default();
+    let (Some(threshold), Some(available), Some(capacity), Some(left)) =
+        (&distance.threshold, &distance.available, &distance.capacity, &distance.left)
+    else {
+        return format!("{signal}{kind}: not measured yet{problem}");
+    };
+    let state = match distance.met_seconds {
+        Some(seconds) => format!("below {threshold} for {seconds}s"),
+        None => format!("{left} left until {threshold}"),
+    };
+    format!("{signal}{kind}: {state}, {available} of {capacity} available{problem}")
 }
 
 fn condition_text(condition: &ConditionLine, now: Timestamp) -> String {
@@ -202,6 +229,9 @@ fn age(from: Timestamp, to: Timestamp) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use podwright_core::eviction::Forecast;
     use podwright_core::explain::pending::PendingReason;
     use podwright_core::pod::ProbeKind;
     use podwright_core::probe::answers::ProbeAnswer;
@@ -267,6 +297,24 @@ mod tests {
                 effect: ManifestEffect::Ignored,
                 since: at(1),
             }],
+            evictions: Some(Forecast {
+                thresholds: vec![
+                    distance("memory.available", ["100Mi", "1Gi", "2Gi", "924Mi"], None),
+                    Distance {
+                        soft: true,
+                        ..distance("nodefs.available", ["10Gi", "9Gi", "99Gi", "0"], Some(12))
+                    },
+                    Distance {
+                        signal: "pid.available".into(),
+                        problem: Some("read /proc/loadavg: denied".into()),
+                        ..Distance::default()
+                    },
+                ],
+                next: BTreeMap::from([
+                    ("memory".to_owned(), vec!["default/big".to_owned(), "default/web".to_owned()]),
+                    ("pids".to_owned(), Vec::new()),
+                ]),
+            }),
             as_of: at(1000),
         };
         assert_eq!(
@@ -275,6 +323,10 @@ mod tests {
              why        cni config uninitialized\n  \
              fix        install a CNI configuration\n  \
              condition  Ready=False, for 1m0s: network (KubeletNotReady)\n  \
+             eviction   memory.available: 924Mi left until 100Mi, 1Gi of 2Gi available\n  \
+             eviction   nodefs.available (soft): below 10Gi for 12s, 9Gi of 99Gi available\n  \
+             eviction   pid.available: not measured yet; read /proc/loadavg: denied\n  \
+             next       for memory: default/big, default/web\n  \
              stuck      default/web: held: \\u{1b}[2J, for 5s\n  \
              manifest   /m/web.yaml:7: no image; the manifest is ignored until it is fixed\n"
         );
@@ -285,6 +337,20 @@ mod tests {
              why        no image, for 1m0s\n  \
              fix        edit /m/web.yaml:7\n"
         );
+    }
+
+    fn distance(signal: &str, amounts: [&str; 4], met_seconds: Option<u64>) -> Distance {
+        let [threshold, available, capacity, left] = amounts.map(|it| Some(it.to_owned()));
+        let signal = signal.to_owned();
+        Distance {
+            signal,
+            threshold,
+            available,
+            capacity,
+            left,
+            met_seconds,
+            ..Distance::default()
+        }
     }
 
     fn at(second: i64) -> Timestamp {
