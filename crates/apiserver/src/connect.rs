@@ -45,8 +45,29 @@ pub(crate) fn is_stream(info: &RequestInfo) -> bool {
 }
 
 /// Whether the stream runs a command in a container or talks to its processes.
-pub(crate) fn runs_in_container(info: &RequestInfo) -> bool {
+pub(crate) fn runs_in_container(info: &RequestInfo, path: &str) -> bool {
+    if info.resource == &NODES {
+        return is_stream(info) && !is_page(path);
+    }
     is_stream(info) && info.subresource.is_some_and(|sub| sub.name != "log")
+}
+
+/// Whether a path of `nodes/proxy` is one of a page of the node, and not of a stream.
+fn is_page(path: &str) -> bool {
+    const PAGES: [&str; 9] = [
+        "configz",
+        "containerLogs",
+        "healthz",
+        "livez",
+        "logs",
+        "metrics",
+        "pods",
+        "runningpods",
+        "stats",
+    ];
+    let rest = path.split_once("/proxy/").map_or("", |(_, rest)| rest);
+    let first = rest.split(['/', '?']).next().unwrap_or_default();
+    PAGES.contains(&first)
 }
 
 impl ApiServer {

@@ -18,6 +18,10 @@ use crate::status::ApiError;
 use crate::strategy;
 
 /// Who writes what, and when.
+/// Objects with more values have no managers: the sets of their fields would take many times the
+/// space of the object. Common objects have hundreds.
+const MAX_TRACKED_VALUES: usize = 10_000;
+
 pub(crate) struct Author<'a> {
     resource: &'static Resource,
     subresource: &'static str,
@@ -66,6 +70,9 @@ impl<'a> Author<'a> {
     }
 
     fn track(&self, old: Option<&Object>, new: &mut Object) {
+        if values(new.value()) > MAX_TRACKED_VALUES {
+            return new.set_meta("managedFields", None);
+        }
         let Some(shape) = schema::kind(self.resource.group, self.resource.kind) else { return };
         let api_version = self.resource.api_version();
         let mut tracked = events::from_stored(self.resource, new.clone()).into_value();
@@ -91,6 +98,12 @@ impl<'a> Author<'a> {
                 managed_fields::empty(shape, &kind)
             }
         };
+        if values(&live) > MAX_TRACKED_VALUES || values(body) > MAX_TRACKED_VALUES {
+            return Err(ApiError::bad_request(format!(
+                "the object has more than {MAX_TRACKED_VALUES} values, which is too many for \
+                 server-side apply; update or patch it"
+            )));
+        }
         let body = part_of_body(self.subresource, body);
         let write = self.write(shape, &api_version);
         let applied = managed_fields::apply(&write, &live, &body, self.force);
@@ -121,6 +134,16 @@ impl<'a> Author<'a> {
         let group_version = format!("{}/{}", self.resource.group, self.resource.version);
         format!("{name}; {group_version}, Kind={}", self.resource.kind)
     }
+}
+
+/// The number of values in it, itself included.
+pub(crate) fn values(value: &Value) -> usize {
+    let parts: usize = match value {
+        Value::Array(items) => items.iter().map(values).sum(),
+        Value::Object(fields) => fields.values().map(values).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    };
+    parts + 1
 }
 
 /// Whether two versions of an object differ at most in when managers last changed something.

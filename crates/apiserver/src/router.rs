@@ -26,6 +26,7 @@ use crate::request::{self, PathError, RequestInfo, Target};
 use crate::rest::{PatchBody, read_only};
 use crate::server::ApiServer;
 use crate::status::{ApiError, Details, success};
+use crate::unserved::{self, CUSTOM_KINDS};
 use crate::{connect, decode, discovery, events, metrics, protobuf, strategy};
 
 /// Maximum body size, as in kube-apiserver.
@@ -79,6 +80,9 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
         Ok(target) => target,
         Err(PathError::Unknown) => return Ok(page_not_found()),
         Err(PathError::NotServed(what)) => return Err(ApiError::not_served(&what)),
+        Err(PathError::Unserved(_)) if request.method() == Method::GET && path == CUSTOM_KINDS => {
+            return Ok(plain_json(StatusCode::OK, unserved::no_custom_kinds().to_string().into()));
+        }
         Err(PathError::Unserved(kind)) => {
             return Err(ApiError::unserved_kind(kind, request.method()));
         }
@@ -102,7 +106,7 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
             }
             let allowed = server.authorize(&identity, &AccessRequest::Objects(requested));
             allowed.map_err(|why| denied(&identity, &requested, &why))?;
-            if connect::runs_in_container(&info) && info.verb == Verb::Get {
+            if connect::runs_in_container(&info, path) && info.verb == Verb::Get {
                 // A WebSocket begins with GET, but what it does is not reading.
                 let create = Attributes { verb: Verb::Create.as_str(), ..requested };
                 server

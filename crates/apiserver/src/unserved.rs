@@ -5,6 +5,8 @@
 //! the response says what to do. Clients that look for something to list, watch or delete, such as
 //! `kubectl api-resources` and `kubectl get all`, skip what has no verb.
 
+use serde_json::{Value, json};
+
 /// A kind that is part of Kubernetes and not served here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnservedKind {
@@ -132,6 +134,20 @@ pub static UNSERVED: &[UnservedKind] = &[
         )
     },
 ];
+
+/// Where kubectl asks, before it sends an object of a kind that it does not know, whether that is a
+/// custom one. It gives up when there is no response.
+pub const CUSTOM_KINDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+/// The list of all custom kinds.
+pub fn no_custom_kinds() -> Value {
+    json!({
+        "kind": "CustomResourceDefinitionList",
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "metadata": {"resourceVersion": "1"},
+        "items": [],
+    })
+}
 
 #[cfg(test)]
 mod tests {

@@ -103,13 +103,15 @@ impl<'a> Standalone<'a> {
         let address = async || {
             let pods = self.pods().await;
             let up = pods.iter().find(|pod| pod["running"] == 1);
-            Ok(up.and_then(|pod| pod["ip"].as_str()).map(str::to_owned))
+            anyhow::Ok(up.and_then(|pod| pod["ip"].as_str()).map(str::to_owned))
         };
-        let ip = wait::until("the pod to run", LIMIT, address).await.unwrap();
-        let page = format!("http://{ip}:8080/");
-        let answers = async || Ok(self.bed.http_get(&page).await.is_ok());
-        wait::until_true("the pod to respond", LIMIT, answers).await.unwrap();
-        ip
+        // The API shows the last address until the agent has reported another.
+        let answers = async || {
+            let Some(ip) = address().await? else { return Ok(None) };
+            let page = format!("http://{ip}:8080/");
+            anyhow::Ok(self.bed.http_get(&page).await.is_ok().then_some(ip))
+        };
+        wait::until("the pod to respond", LIMIT, answers).await.unwrap()
     }
 
     pub(crate) async fn pods(&self) -> Vec<Value> {

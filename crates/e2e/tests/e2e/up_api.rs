@@ -106,6 +106,7 @@ async fn top_shows_the_usage_of_node_pods_and_containers() {
     let absent = refused(&kubectl, &["get", "--raw", address]).await;
     assert!(absent.contains("none of its containers run"), "{absent}");
     node.run(&["down"]).await.unwrap();
+    drop(kubectl);
     bed.close().unwrap();
 }
 
@@ -167,6 +168,7 @@ async fn pages_of_the_node_are_read_through_the_api() {
     let allowed = kubectl.run(&["get", "--raw", &address, "--as=jane"]).await.unwrap();
     assert!(allowed.contains("kubelet_running_pods"));
     node.run(&["down"]).await.unwrap();
+    drop(kubectl);
     bed.close().unwrap();
 }
 
@@ -339,6 +341,7 @@ async fn claims_are_usable_without_root_and_stay_while_they_are_used() {
     assert!(!directory.exists(), "{}", directory.display());
 
     node.run(&["down"]).await.unwrap();
+    drop(kubectl);
     bed.close().unwrap();
 }
 
@@ -362,5 +365,6 @@ async fn watch_begins_with_the_objects_and_a_bookmark() {
     let created = ["wait", "--for=create", "configmap/kube-root-ca.crt", "--timeout=60s"];
     kubectl.run(&created).await.unwrap();
     node.run(&["down"]).await.unwrap();
+    drop(kubectl);
     bed.close().unwrap();
 }

@@ -81,11 +81,10 @@ async fn pod_lifecycle(bed: &Bed, kubectl: &Kubectl, talk: &str) {
 /// Unsupported resources are rejected with a message that names an alternative.
 async fn refusals(kubectl: &Kubectl) {
     for (command, words) in [
-        (&["create", "deployment", "d", IMAGE][..], "deployments.apps is not served here"),
+        (&["create", "deployment", "d", IMAGE][..], "Deployment is not served by podwright"),
         (&["create", "service", "clusterip", "s", "--tcp=80"], "services are read-only here"),
-        (&["create", "quota", "q"], "resourcequotas is not served here"),
-        (&["top", "pod"], "Metrics API not available"),
-        (&["get", "deployments"], "doesn't have a resource type"),
+        (&["create", "quota", "q"], "ResourceQuota is not served by podwright"),
+        (&["get", "deployments"], "Deployment is not served by podwright"),
         (&["run", "No_Name", IMAGE], "RFC 1123"),
     ] {
         let output = refused(kubectl, command).await;

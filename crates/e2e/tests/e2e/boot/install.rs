@@ -1,6 +1,8 @@
 //! `podwright install` on a machine with systemd, in the VM: the node starts at boot, and neither
 //! the installation nor an upgrade restarts a pod.
 
+use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,7 +20,13 @@ async fn installed_node_starts_at_boot_and_an_upgrade_restarts_no_pod() {
     needs_root!(LONGER);
     needs_vm!();
     let script = include_str!("install/payload.sh");
-    let mut vm = Vm::new(script).limit(LIMIT).file("podwright", tools::podwright().unwrap());
+    let program = tools::podwright().unwrap();
+    // What follows the last section of a program is not read.
+    let directory = tempfile::tempdir().unwrap();
+    let newer = directory.path().join("newer");
+    fs::copy(&program, &newer).unwrap();
+    fs::OpenOptions::new().append(true).open(&newer).unwrap().write_all(b"x").unwrap();
+    let mut vm = Vm::new(script).limit(LIMIT).file("podwright", program).file("newer", newer);
     for archive in &images::archives().unwrap() {
         let name = Path::new("images").join(archive.path.file_name().unwrap());
         vm = vm.file(name, &archive.path);

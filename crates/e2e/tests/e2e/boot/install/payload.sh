@@ -45,7 +45,6 @@ echo "installed: $(systemctl is-enabled podwright-up), $(systemctl is-active pod
 same && echo "installed: the same process"
 podwright install | grep -q 'already installed' && echo "again: nothing changes"
 first=$(main_pid)
-cp ./podwright ./newer && printf x >>./newer
 ./newer install >/dev/null || echo "upgrade failed"
 until_true "the unit after the upgrade" systemctl is-active --quiet podwright-up
 [ "$(main_pid)" != "$first" ] && cmp -s ./newer /usr/local/bin/podwright && echo "upgraded: the new agent"
