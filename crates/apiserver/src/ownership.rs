@@ -70,7 +70,7 @@ impl<'a> Author<'a> {
     }
 
     fn track(&self, old: Option<&Object>, new: &mut Object) {
-        if values(new.value()) > MAX_TRACKED_VALUES {
+        if own_values(new.value()) > MAX_TRACKED_VALUES {
             return new.set_meta("managedFields", None);
         }
         let Some(shape) = schema::kind(self.resource.group, self.resource.kind) else { return };
@@ -98,7 +98,7 @@ impl<'a> Author<'a> {
                 managed_fields::empty(shape, &kind)
             }
         };
-        if values(&live) > MAX_TRACKED_VALUES || values(body) > MAX_TRACKED_VALUES {
+        if own_values(&live) > MAX_TRACKED_VALUES || own_values(body) > MAX_TRACKED_VALUES {
             return Err(ApiError::bad_request(format!(
                 "the object has more than {MAX_TRACKED_VALUES} values, which is too many for \
                  server-side apply; update or patch it"
@@ -136,8 +136,13 @@ impl<'a> Author<'a> {
     }
 }
 
-/// The number of values in it, itself included.
-pub(crate) fn values(value: &Value) -> usize {
+/// The number of values in an object, without its managers.
+fn own_values(object: &Value) -> usize {
+    let managers = object.pointer("/metadata/managedFields").map_or(0, values);
+    values(object).saturating_sub(managers)
+}
+
+fn values(value: &Value) -> usize {
     let parts: usize = match value {
         Value::Array(items) => items.iter().map(values).sum(),
         Value::Object(fields) => fields.values().map(values).sum(),
