@@ -2,6 +2,5 @@
 //! the module name makes these start early.
 
 mod install;
-mod shutdown;
 mod units;
 mod vm;
