@@ -292,7 +292,7 @@ fn merge_body(
     Ok((object, managers))
 }
 
-/// Removes what the manager owned before and nobody owns now.
+/// Removes what the manager owned before and no manager owns now.
 fn prune(
     place: Place,
     merged: &Value,
@@ -315,7 +315,7 @@ fn prune(
     let all = named(&field_set(place, merged));
     let kept = named(&field_set(place, &without_mine)).union(&named(&owned));
     let with_owned = remove(place, merged, &all.difference(&kept));
-    // So does what nobody owned, such as a default inside of an element that is kept.
+    // So does what no manager owned, such as a default inside of an element that is kept.
     let kept = named(&field_set(place, &with_owned));
     remove(place, merged, &all.difference(&kept).intersection(&before))
 }

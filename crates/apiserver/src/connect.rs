@@ -307,6 +307,20 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn only_pages_of_a_node_are_read_without_the_permission_to_create() {
+        let of = |rest: &str| is_page(&format!("/api/v1/nodes/n/proxy{rest}"));
+        for page in
+            ["/metrics", "/metrics/cadvisor", "/pods", "/stats/summary", "/containerLogs/a/b/c"]
+        {
+            assert!(of(page), "{page}");
+        }
+        for other in ["", "/", "/exec/a/b/c", "/run/a/b/c", "//pods", "/pods%2f..%2fexec/a/b/c"] {
+            assert!(!of(other), "{other}");
+        }
+        assert!(!is_page("/api/v1/nodes/proxy/proxy/exec/a/b/c"));
+    }
+
     fn pod(extra: &Value) -> Object {
         let mut spec = json!({"containers": [{"name": "web"}]});
         for (key, value) in extra.as_object().into_iter().flatten() {

@@ -24,7 +24,7 @@ impl FieldSet {
         self.members.is_empty() && self.children.values().all(Self::is_empty)
     }
 
-    /// Adds the path; the empty path is the object, which nobody owns.
+    /// Adds the path; the empty path is the object, which no manager owns.
     pub fn insert(&mut self, path: &[PathElement]) {
         match path {
             [] => {}

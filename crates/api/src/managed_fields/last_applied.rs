@@ -15,7 +15,7 @@ fn annotation(object: &Value) -> Option<&str> {
     annotations.get(LAST_APPLIED)?.as_str().filter(|text| !text.is_empty())
 }
 
-/// What client-side apply set and nobody changed since: `kubectl` may take it over.
+/// What client-side apply set and no other manager changed since: `kubectl` may take it over.
 pub(super) fn unchanged(write: &Write<'_>, live: &Value) -> FieldSet {
     let place = write.place();
     let applied = annotation(live).and_then(|text| serde_json::from_str::<Value>(text).ok());

@@ -56,7 +56,7 @@ impl ApiServer {
                 Err(error) => return Err(error),
             }
             match self.apply_new(identity, info, &author, &body, options).await {
-                // Somebody else created it meanwhile.
+                // Another request created it meanwhile.
                 Err(error) if error.reason == "AlreadyExists" => {}
                 created => return created,
             }
